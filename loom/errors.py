@@ -1,0 +1,496 @@
+"""Every error of loom, in one tree.
+
+::
+
+    LoomError
+    ├── ConfigError                       exit 2: a setting is wrong
+    ├── InvalidIdError                    exit 2: an id no stream may carry
+    ├── InvalidInputError                 exit 2: a payload that is not JSON, or does not fit the flow's model
+    ├── UnknownFlowError                  exit 1
+    ├── ExecutionNotFoundError            exit 1
+    ├── ExecutionAlreadyExistsError       exit 1
+    ├── ExecutionFinishedError            exit 1: the verb needs a live execution
+    ├── GateNotOpenError                  exit 1: retry once the flow waits at the gate
+    ├── ExecutionDeniedError              exit 1
+    │   └── SealedStreamUnreadableError   (indistinguishable to a caller, system.md 2.4)
+    ├── InboxError
+    │   ├── InboxMessageRefusedError      exit 1
+    │   ├── InboxFullError                exit 1, retryable
+    │   ├── InboxDiscardRefusedError      exit 1
+    │   └── InboxQuarantineRefusedError   exit 1
+    ├── SealedPayloadUnreadableError      terminal on this node
+    │   └── QuarantineHeldError
+    ├── PayloadShreddedError / KeyUnavailableError
+    ├── StoreError
+    │   ├── StorageWriteError             not written; retryable where it says so
+    │   ├── OutcomeUnknownError           written or not: read again by event id
+    │   ├── WrongHeadError                another append was first
+    │   ├── StaleFenceError               another driver took the execution
+    │   ├── DecodeError                   bytes that are no record of ours
+    │   ├── StreamBrokenError             a gap or torn batch that stands
+    │   ├── UnreachableError              exit 3: broker or Redis
+    │   ├── TopicsError                   exit 2: topics missing or of another shape
+    │   └── snapshot, sharding and lease errors
+    └── flow errors: FlowFailedError, FlowCancelledError, FlowDivergedError, StepFailedError, ...
+
+Typed fields build each message; no message holds a payload byte. ``exit_status`` is what the command line ends with.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+UNKNOWN_OWNER_REASON: Final = "the owner of the execution is unknown"
+"""The one wording of a denial for an unknown owner; sealed refusals carry it word for word (system.md 2.4)."""
+
+
+class LoomError(Exception):
+    """Base of every error that loom raises at a caller."""
+
+    exit_status: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+
+
+class ConfigError(LoomError):
+    """A setting has a value that cannot work."""
+
+    exit_status = 2
+
+    def __init__(self, setting: str, problem: str, remedy: str, source: str = "") -> None:
+        self.setting, self.problem, self.remedy, self.source = setting, problem, remedy, source
+        where = f" (from {source})" if source else ""
+        super().__init__(f"{setting}{where}: {problem}; {remedy}")
+
+
+class InvalidIdError(LoomError):
+    """An id that no stream may carry."""
+
+    exit_status = 2
+
+    def __init__(self, given: str, remedy: str) -> None:
+        self.given, self.remedy = given, remedy
+        super().__init__(f"the id {given[:64]!r} cannot be used: {remedy}")
+
+
+class InvalidInputError(LoomError):
+    """A payload that is no JSON, is too large or too deep, or does not fit the model it is meant for."""
+
+    exit_status = 2
+
+    def __init__(self, what: str, problem: str, remedy: str) -> None:
+        self.what, self.problem, self.remedy = what, problem, remedy
+        super().__init__(f"{what}: {problem}; {remedy}")
+
+
+class UnknownFlowError(LoomError):
+    """No flow of that name is registered on this node."""
+
+    def __init__(self, workflow: str, known: tuple[str, ...] = ()) -> None:
+        self.workflow, self.known = workflow, known
+        listed = ", ".join(sorted(known)[:8]) or "none"
+        super().__init__(
+            f"no flow named {workflow[:64]!r} is registered (known: {listed}); "
+            "check the name, or the modules given with --flows"
+        )
+
+
+class ExecutionNotFoundError(LoomError):
+    """There is no execution of that id."""
+
+    def __init__(self, execution_id: str) -> None:
+        self.execution_id = execution_id
+        super().__init__(f"execution {execution_id!r} does not exist; check the id and the topic prefix")
+
+
+class ExecutionAlreadyExistsError(LoomError):
+    """The chosen execution id is taken, or was taken once and deleted."""
+
+    def __init__(self, execution_id: str) -> None:
+        self.execution_id = execution_id
+        super().__init__(f"execution id {execution_id!r} is taken; choose another, or leave it out to have one made")
+
+
+class ExecutionFinishedError(LoomError):
+    """The verb needs an execution that still runs."""
+
+    def __init__(self, op: str, execution_id: str, status: str) -> None:
+        self.op, self.execution_id, self.status = op, execution_id, status
+        super().__init__(f"cannot {op} execution {execution_id!r}: it is {status}; start a new one")
+
+
+class GateNotOpenError(LoomError):
+    """The execution does not wait at that gate now."""
+
+    retryable = True
+
+    def __init__(self, execution_id: str, gate: str) -> None:
+        self.execution_id, self.gate = execution_id, gate
+        super().__init__(
+            f"execution {execution_id!r} does not wait at gate {gate[:64]!r} now; "
+            f"see what it waits for with `loom show {execution_id}`, then try again"
+        )
+
+
+class ExecutionDeniedError(LoomError):
+    """The caller may not do this to that execution."""
+
+    def __init__(self, op: str, execution_id: str, reason: str) -> None:
+        self.op, self.execution_id, self.reason = op, execution_id, reason
+        super().__init__(f"{op} of execution {execution_id!r} is denied: {reason}")
+
+
+class SealedStreamUnreadableError(ExecutionDeniedError):
+    """This node cannot open the execution's log; to the caller it is the ordinary denial (system.md 2.4)."""
+
+
+SealedStreamUnreadableError.__name__ = ExecutionDeniedError.__name__
+SealedStreamUnreadableError.__qualname__ = ExecutionDeniedError.__qualname__
+
+
+class InboxError(LoomError):
+    """A message cannot enter, or leave, an inbox."""
+
+
+class InboxMessageRefusedError(InboxError):
+    """A payload that ``send`` does not take: too large, unreadable, or dressed as a sealed or erased one."""
+
+    def __init__(self, execution_id: str, topic: str, reason: str, remedy: str) -> None:
+        self.execution_id, self.topic, self.reason, self.remedy = execution_id, topic, reason, remedy
+        super().__init__(f"message to {execution_id!r} on topic {topic[:64]!r} refused: {reason}; {remedy}")
+
+
+class InboxFullError(InboxError):
+    """The backlog of the topic is at its cap."""
+
+    retryable = True
+
+    def __init__(self, execution_id: str, topic: str, backlog: int, cap: int) -> None:
+        self.execution_id, self.topic, self.backlog, self.cap = execution_id, topic, backlog, cap
+        super().__init__(
+            f"inbox of {execution_id!r} has {backlog} waiting messages on topic {topic[:64]!r} (cap {cap}); "
+            "send again once the flow has caught up, or raise inbox_max_backlog"
+        )
+
+
+class InboxDiscardRefusedError(InboxError):
+    """A discard that cannot be done now."""
+
+    def __init__(self, execution_id: str, topic: str, reason: str) -> None:
+        self.execution_id, self.topic, self.reason = execution_id, topic, reason
+        super().__init__(f"discard on {execution_id!r}, topic {topic[:64]!r}, refused: {reason}")
+
+
+class InboxQuarantineRefusedError(InboxError):
+    """A quarantine or release that cannot be done now."""
+
+    def __init__(self, execution_id: str, topic: str, reason: str) -> None:
+        self.execution_id, self.topic, self.reason = execution_id, topic, reason
+        super().__init__(f"quarantine verb on {execution_id!r}, topic {topic[:64]!r}, refused: {reason}")
+
+
+class SealedPayloadUnreadableError(LoomError):
+    """A message that this node cannot open; it waits for one that can (system.md 1)."""
+
+    def __init__(
+        self, execution_id: str, message_id: str, topic: str, unverifiable: bool = False, *, recorded: bool = False
+    ) -> None:
+        self.execution_id, self.message_id, self.topic = execution_id, message_id, topic
+        self.unverifiable, self.recorded = unverifiable, recorded
+        what = "cannot be checked for sealed content" if unverifiable else "is sealed and cannot be opened on this node"
+        super().__init__(
+            f"message {message_id[:64]!r} on topic {topic[:64]!r} of execution {execution_id!r} {what}; "
+            "it waits for a node that holds the key"
+        )
+
+
+class QuarantineHeldError(SealedPayloadUnreadableError):
+    """Nothing can be delivered but what a quarantine holds."""
+
+
+class PayloadShreddedError(LoomError):
+    """The subject was erased: its key is destroyed."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        super().__init__(f"subject {subject!r} was erased; its sealed data is gone for good")
+
+
+class KeyUnavailableError(LoomError):
+    """The subject's key is not here; absent is not erased (system.md 2.6)."""
+
+    code: ClassVar[str] = "key-unavailable"
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        super().__init__(f"the key of subject {subject!r} is not available on this node; configure sealing.keys")
+
+
+class StoreError(LoomError):
+    """A store did not do what was asked."""
+
+
+class StorageWriteError(StoreError):
+    """The append was not written, and this is known."""
+
+    retryable = True
+
+    def __init__(self, stream_id: str, problem: str) -> None:
+        self.stream_id, self.problem = stream_id, problem
+        super().__init__(f"append to {stream_id!r} was not written: {problem}; it is safe to try again")
+
+
+class PayloadTooLargeError(StorageWriteError):
+    """An event or batch that no transaction of the log can take."""
+
+    retryable = False
+
+    def __init__(self, stream_id: str, size: int, limit: int) -> None:
+        super().__init__(stream_id, f"{size} bytes exceed the limit of {limit}")
+        self.size, self.limit = size, limit
+        self.args = (
+            f"append to {stream_id!r} was not written: {size} bytes exceed the limit of {limit}; "
+            "keep large values outside and pass a reference",
+        )
+
+
+class OutcomeUnknownError(StoreError):
+    """The append may or may not have been written; read the stream and look for the event ids."""
+
+    retryable = True
+
+    def __init__(self, stream_id: str, problem: str) -> None:
+        self.stream_id, self.problem = stream_id, problem
+        super().__init__(
+            f"whether the append to {stream_id!r} was written is not known ({problem}); "
+            "repeat it unchanged: the same event ids are appended once"
+        )
+
+
+class WrongHeadError(StoreError):
+    """Another append came first; fold again from the head that stands now."""
+
+    retryable = True
+
+    def __init__(self, stream_id: str, expected: int, head: int) -> None:
+        self.stream_id, self.expected, self.head = stream_id, expected, head
+        super().__init__(f"stream {stream_id!r} ends at {head}, not at {expected}: another append came first; read it again")
+
+
+class StaleFenceError(StoreError):
+    """Another driver holds a newer fence on the execution; this one stops."""
+
+    def __init__(self, stream_id: str, token: int, current: int) -> None:
+        self.stream_id, self.token, self.current = stream_id, token, current
+        super().__init__(f"fence {token} on {stream_id!r} is stale (now {current}): another driver took over; this run stops")
+
+
+class DecodeError(StoreError):
+    """Bytes that are no record of this log."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        self.what, self.problem = what, problem
+        super().__init__(f"{what} cannot be read: {problem}; check that its writer uses loom's schemas")
+
+
+class StreamBrokenError(StoreError):
+    """A gap or a torn batch that is still there after reading again."""
+
+    def __init__(self, stream_id: str, sequence: int, problem: str) -> None:
+        self.stream_id, self.sequence, self.problem = stream_id, sequence, problem
+        super().__init__(
+            f"stream {stream_id!r} is broken at sequence {sequence}: {problem}; "
+            "the stream is stopped, run `loom audit verify`"
+        )
+
+
+class UnreachableError(StoreError):
+    """A server that loom needs does not answer."""
+
+    exit_status = 3
+    retryable = True
+
+    def __init__(self, server: str, address: str, setting: str, problem: str = "no answer") -> None:
+        self.server, self.address, self.setting, self.problem = server, address, setting, problem
+        super().__init__(f"{server} at {address} cannot be reached ({problem}); check that it runs, or correct {setting}")
+
+
+class TopicsError(StoreError):
+    """Topics of the catalogue are missing or have another shape."""
+
+    exit_status = 2
+
+    def __init__(self, problems: tuple[str, ...], remedy: str) -> None:
+        self.problems, self.remedy = problems, remedy
+        super().__init__("; ".join(problems[:8]) + f"; {remedy}")
+
+
+class NotOwnerError(StoreError):
+    """This node does not write that partition now; the request goes to the owner."""
+
+    retryable = True
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        super().__init__(f"partition {partition} is not written by this node now; the request goes to its owner")
+
+
+class DeadlineExceededError(StoreError):
+    """No answer within the deadline; nothing is known beyond that."""
+
+    retryable = True
+
+    def __init__(self, what: str, deadline_ms: int) -> None:
+        self.what, self.deadline_ms = what, deadline_ms
+        super().__init__(f"{what} was not answered within {deadline_ms} ms; check that a worker runs, then try again")
+
+
+class PlaintextCheckpointError(StoreError):
+    """A checkpoint would rest in plaintext beside a sealed log (system.md 3.2)."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"checkpoint refused ({reason}): give an EncryptingSnapshotStore(seal_state=True) on the same keys, "
+            "or set sealing.allow_plaintext_checkpoints"
+        )
+
+
+class SnapshotUndecryptableError(StoreError):
+    """A sealed snapshot that does not belong where it stands."""
+
+    def __init__(self, execution_id: str, sequence: int) -> None:
+        self.execution_id, self.sequence = execution_id, sequence
+        super().__init__(f"snapshot of {execution_id!r} at {sequence} cannot be opened; it is passed over")
+
+
+class PlaintextSnapshotRefusedError(StoreError):
+    """A plaintext snapshot under ``legacy_plaintext="refuse"``."""
+
+    def __init__(self, execution_id: str) -> None:
+        self.execution_id = execution_id
+        super().__init__(f"plaintext snapshot of {execution_id!r} refused; set sealing.legacy_plaintext=load to take it")
+
+
+class ShardSealingMismatchError(StoreError):
+    """Shards of one store seal differently."""
+
+    def __init__(self, details: str) -> None:
+        self.details = details
+        super().__init__(f"shards disagree on sealing ({details}); configure them alike")
+
+
+class LeaseError(StoreError):
+    """A lease could not be used."""
+
+
+class LeaseLostError(LeaseError):
+    """The run's lease is lost; the run is superseded, not failed."""
+
+    def __init__(self, execution_id: str, reason: str) -> None:
+        self.execution_id, self.reason = execution_id, reason
+        super().__init__(f"lease on {execution_id!r} lost ({reason}); another node carries on")
+
+
+class LeaseHeldError(LeaseError):
+    """Another live driver holds the lease."""
+
+    retryable = True
+
+    def __init__(self, execution_id: str) -> None:
+        self.execution_id = execution_id
+        super().__init__(f"execution {execution_id!r} is driven by another node")
+
+
+class LeaseStoreTimeoutError(LeaseError):
+    """The lease store did not answer in time."""
+
+    retryable = True
+
+
+class LeaseEvidenceError(LeaseError):
+    """Evidence of life could not be read, so nothing is re-driven."""
+
+    retryable = True
+
+
+class RedriveExhaustedError(LeaseError):
+    """An execution was recovered too often without progress."""
+
+    def __init__(self, execution_id: str, attempts: int) -> None:
+        self.execution_id, self.attempts = execution_id, attempts
+        super().__init__(f"execution {execution_id!r} was re-driven {attempts} times; see `loom show`, then `loom recover`")
+
+
+class StartLeaseHeldError(LeaseError):
+    """A fresh start found a live lease on its id."""
+
+    retryable = True
+
+
+class FlowError(LoomError):
+    """Something about a flow's own course."""
+
+
+class FlowFailedError(FlowError):
+    """The flow ended with an error; type and message are those recorded in the log."""
+
+    def __init__(self, execution_id: str, error_type: str, message: str) -> None:
+        self.execution_id, self.error_type, self.error_message = execution_id, error_type, message
+        super().__init__(f"execution {execution_id!r} failed: {error_type}: {message}")
+
+
+class FlowCancelledError(FlowError):
+    """The execution was cancelled."""
+
+    def __init__(self, execution_id: str, reason: str | None = None) -> None:
+        self.execution_id, self.reason = execution_id, reason
+        super().__init__(f"execution {execution_id!r} was cancelled" + (f": {reason}" if reason else ""))
+
+
+class FlowDivergedError(FlowError):
+    """The flow's code no longer matches its log; nothing more is appended."""
+
+    def __init__(self, execution_id: str, sequence: int, recorded: str, expected: str) -> None:
+        self.execution_id, self.sequence, self.recorded, self.expected = execution_id, sequence, recorded, expected
+        super().__init__(
+            f"execution {execution_id!r} left its log at sequence {sequence}: the log has {recorded}, the code asks for "
+            f"{expected}; deploy the code that wrote it, or guard the change with ctx.patched"
+        )
+
+
+class NotDeterministicError(FlowError):
+    """A flow awaited something outside its own loop."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(f"{what} inside a flow is not repeatable; do it in a step with ctx.run")
+
+
+class StepFailedError(FlowError):
+    """A step failed for good; type and message are those recorded."""
+
+    def __init__(self, step: str, error_type: str, message: str) -> None:
+        self.step, self.error_type, self.error_message = step, error_type, message
+        super().__init__(f"step {step} failed: {error_type}: {message}")
+
+
+class ChildFailedError(FlowError):
+    """A child execution failed or was cancelled."""
+
+    def __init__(self, child_id: str, status: str, error_type: str = "", message: str = "") -> None:
+        self.child_id, self.status, self.error_type, self.error_message = child_id, status, error_type, message
+        tail = f": {error_type}: {message}" if error_type else ""
+        super().__init__(f"child {child_id!r} {status}{tail}")
+
+
+class TerminalError(FlowError):
+    """Raise (or derive from) this in a step to say that retrying cannot help."""
+
+
+class FlowSuspended(BaseException):  # noqa: N818 - a signal, not an error
+    """Signal inside a flow that it is parked or refused; derives from BaseException: never catch it."""
+
+
+def public_fields(error: LoomError) -> dict[str, Any]:
+    """Typed fields of an error, for ``--json`` output; never a payload."""
+    return {k: v for k, v in vars(error).items() if not k.startswith("_") and isinstance(v, str | int | bool | tuple)}
