@@ -35,7 +35,7 @@ class Observation:
 class Outgoing:
     """Work on another chain, or for the estate, that leaves in the transaction of the event deciding it.
 
-    ``target`` is ``"request"`` (``body`` is a ``StoreRequest`` for the chain of ``key``) or ``"publish"`` (a record for
+    ``target`` is ``"request"`` (``body`` is the ``StreamAppend`` that the shard of ``key``, a chain id, shall make) or ``"publish"`` (a record for
     a topic of the allow-list). ``id`` is deterministic: the receiver applies it once (clauses.md, point 10).
     """
 
@@ -62,7 +62,8 @@ class StreamAppend:
     is no driver's (control records, inbox messages) and leaves the fence alone.
 
     An append whose events already stand where it would put them is success (a repeat), told by their ids.
-    ``backlog_cap`` bounds messages waiting in an inbox stream: more is ``InboxFullError``.
+    ``backlog_cap`` bounds messages waiting in an inbox stream: more is ``InboxFullError``. ``consumed`` names the
+    inbox positions ``(stream, sequence)`` that these events dispose of: what is at or below them waits no longer.
     """
 
     stream_id: str
@@ -71,6 +72,7 @@ class StreamAppend:
     fence: int | None = None
     observation: Observation | None = None
     backlog_cap: int | None = None
+    consumed: tuple[tuple[str, int], ...] = ()
     outgoing: tuple[Outgoing, ...] = ()
 
 
