@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-UNKNOWN_OWNER_REASON: Final = "the owner of the execution is unknown"
+UNKNOWN_OWNER_REASON: Final = "the execution's owner is unknown to this policy"
 """The one wording of a denial for an unknown owner; sealed refusals carry it word for word (system.md 2.4)."""
 
 
