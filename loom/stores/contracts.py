@@ -352,23 +352,36 @@ class WakeStore(Protocol):
     """Alarms, sharded like the log, so that a node polls only what it may act on."""
 
     async def schedule(self, rows: Sequence[WakeRow]) -> None:
-        """Upsert by key; ``head`` and ``holds`` keep their maximum, and a ``timer`` kind is never replaced by another."""
+        """Upsert by key; ``head`` and ``holds`` keep their maximum, the kind the strongest of inbox, refusal, timer.
+
+        So a timer is never replaced by another kind, and rows that meet on a key merge to the same in any order.
+        """
         ...
 
     async def due(self, now: int, limit: int, *, shards: frozenset[int], refused: bool = True) -> list[WakeRow]:
-        """Rows with ``wake_at <= now`` in these shards, earliest first; refusal rows only if ``refused``."""
+        """Rows with ``wake_at <= now`` in these shards, earliest first; refusal rows only if ``refused``.
+
+        A row is left out while a claim stands on it (judged on the store's clock): its claimant is at work.
+        """
         ...
 
     async def claim(self, row: WakeRow, owner: str, ttl_ms: int) -> bool:
-        """Claim a due row for ``owner`` for ``ttl_ms``; False while another's claim stands."""
+        """Claim a due row for ``owner`` for ``ttl_ms``; False while another's claim stands, or where the row is gone."""
         ...
 
     async def complete(self, execution_id: str, wake_at: int) -> bool:
-        """Delete a row; False where there was none."""
+        """Delete a row; False where there was none.
+
+        An inbox row that was scheduled again while its claim stood stays, unclaimed: whoever scheduled it may have
+        done so after the claimant read the inbox.
+        """
         ...
 
     async def move(self, execution_id: str, wake_at: int, row: WakeRow) -> bool:
-        """Replace a row by another in one step (a hold), with the upsert rule; False where the first is gone."""
+        """Replace a row by another in one step (a hold), with the upsert rule; False where the first is gone.
+
+        False also where the first has become a timer's and ``row`` is none: a hold never completes a timer's key.
+        """
         ...
 
     async def rows_of(self, execution_id: str) -> list[WakeRow]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from loom.ids import IdSource, ulid
-from loom.schemas.envelope import Json
 from loom.stores.contracts import Clock, Lease, Presence
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loom.schemas.envelope import Json
 
 
 @dataclass(frozen=True, slots=True)

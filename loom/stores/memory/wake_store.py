@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from loom.ids import IdSource, ulid
 from loom.stores.contracts import Clock, WakeRow
 from loom.topics.partitioner import partition_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 _Key = tuple[str, int]
 
