@@ -29,8 +29,11 @@
     │   ├── DecodeError                   bytes that are no record of ours
     │   ├── StreamBrokenError             a gap or torn batch that stands
     │   ├── UnreachableError              exit 3: broker or Redis
+    │   ├── StoreRefusedError             a server answers, and refuses
     │   ├── TopicsError                   exit 2: topics missing or of another shape
     │   └── snapshot, sharding and lease errors
+    ├── ServiceMissingError               exit 3: a broker or Redis to start is not installed
+    ├── ServiceFailedError                exit 3: a broker or Redis started here does not come up
     └── flow errors: FlowFailedError, FlowCancelledError, FlowDivergedError, StepFailedError, ...
 
 Typed fields build each message; no message holds a payload byte. ``exit_status`` is what the command line ends with.
@@ -314,6 +317,14 @@ class UnreachableError(StoreError):
         super().__init__(f"{server} at {address} cannot be reached ({problem}); check that it runs, or correct {setting}")
 
 
+class StoreRefusedError(StoreError):
+    """A server answers, and refuses what loom asks of it; nothing was written."""
+
+    def __init__(self, server: str, address: str, problem: str, remedy: str) -> None:
+        self.server, self.address, self.problem, self.remedy = server, address, problem, remedy
+        super().__init__(f"{server} at {address} refused a request: {problem}; {remedy}")
+
+
 class TopicsError(StoreError):
     """Topics of the catalogue are missing or have another shape."""
 
@@ -485,6 +496,26 @@ class ChildFailedError(FlowError):
 
 class TerminalError(FlowError):
     """Raise (or derive from) this in a step to say that retrying cannot help."""
+
+
+class ServiceMissingError(LoomError):
+    """Something that loom would start here (a broker, Redis) is not installed."""
+
+    exit_status = 3
+
+    def __init__(self, what: str, found: str, remedy: str) -> None:
+        self.what, self.found, self.remedy = what, found, remedy
+        super().__init__(f"{what} is missing: {found}; {remedy}")
+
+
+class ServiceFailedError(LoomError):
+    """A server started here did not come up; ``log`` is the end of its output."""
+
+    exit_status = 3
+
+    def __init__(self, service: str, problem: str, log: str) -> None:
+        self.service, self.problem, self.log = service, problem, log
+        super().__init__(f"{service}: {problem}" + (f"\n{log}" if log else ""))
 
 
 class FlowSuspended(BaseException):  # noqa: N818 - a signal, not an error
