@@ -96,9 +96,10 @@ class MemoryLeaseStore:
 
     async def steal(self, execution_id: str, owner: str, ttl_ms: int) -> Lease:
         """See :meth:`loom.stores.contracts.LeaseStore.steal`."""
-        now = self._table.clock()
-        self._table.rows[execution_id] = _Row(owner, now, now + ttl_ms)
-        return Lease(execution_id, owner, now, now + ttl_ms, expired=False)
+        now, row = self._table.clock(), self._table.rows.get(execution_id)
+        acquired_at = row.acquired_at if row is not None and row.owner == owner else now
+        self._table.rows[execution_id] = _Row(owner, acquired_at, now + ttl_ms)
+        return Lease(execution_id, owner, acquired_at, now + ttl_ms, expired=False)
 
     async def get(self, execution_id: str) -> Lease | None:
         """See :meth:`loom.stores.contracts.LeaseStore.get`."""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from loom.ids import IdSource, ulid
 from loom.stores.contracts import Clock, WakeRow
+from loom.stores.wake_rules import KIND_RANK, check_kinds, check_same_execution
 from loom.topics.partitioner import partition_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _Key = tuple[str, int]
-
-KIND_RANK: Final = {"inbox": 0, "refusal": 1, "timer": 2}
-"""Which kind a key keeps when rows meet on it: a timer stays a timer, a refusal keeps its stamp (system.md 5)."""
 
 
 @dataclass(slots=True)
@@ -61,13 +59,6 @@ class WakeTable:
         slot.row = WakeRow(*key, kind, max(slot.row.head, row.head), max(slot.row.holds, row.holds))
 
 
-def merge_check(rows: Sequence[WakeRow]) -> None:
-    """Refuse a kind that no store knows how to merge, before anything is written."""
-    for row in rows:
-        if row.kind not in KIND_RANK:
-            raise ValueError(f"unknown kind of wake row {row.kind!r}; use one of {', '.join(KIND_RANK)}")
-
-
 class MemoryWakeStore:
     """One node's handle on a :class:`WakeTable`."""
 
@@ -76,7 +67,7 @@ class MemoryWakeStore:
 
     async def schedule(self, rows: Sequence[WakeRow]) -> None:
         """See :meth:`loom.stores.contracts.WakeStore.schedule`."""
-        merge_check(rows)
+        check_kinds(rows)
         for row in rows:
             self._table.upsert(row)
 
@@ -108,7 +99,8 @@ class MemoryWakeStore:
 
     async def move(self, execution_id: str, wake_at: int, row: WakeRow) -> bool:
         """See :meth:`loom.stores.contracts.WakeStore.move`."""
-        merge_check([row])
+        check_kinds([row])
+        check_same_execution(execution_id, row)
         slot = self._table.slots.get((execution_id, wake_at))
         if slot is None or (slot.row.kind == "timer" and row.kind != "timer"):
             return False
