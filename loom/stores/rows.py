@@ -1,0 +1,177 @@
+"""What is remembered of a stream between appends: the row that every write is judged by.
+
+A row is a fold of the stream's records alone: its events (with what their records say beside the value: fence, driver,
+consumed positions) and its marks. So a rebuilt index holds the same rows as the one that wrote the records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from loom.ids import stream_kind
+from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Kind
+from loom.stores.contracts import NO_EVENTS, Observation, StreamInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from loom.stores.ops import Effect
+
+RECENT_IDS: Final = 256
+"""How many ids of an inbox stream's last events are kept to tell a repeated message from a new one."""
+
+SIDE_KINDS: Final = frozenset(
+    {
+        Kind.EXECUTION_DENIED,
+        Kind.OUTCOME_RECORDED,
+        Kind.PAYLOAD_SHREDDED,
+        Kind.ERASURE_PENDING,
+        Kind.INBOX_QUARANTINED,
+        Kind.INBOX_RELEASED,
+    }
+)
+"""Records beside the flow's course: they leave ``status`` as it was, so a parked log still reads as parked."""
+
+
+@dataclass(slots=True)
+class StreamRow:
+    """State of one stream.
+
+    ``first`` is the lowest sequence still there above 0 (1 where nothing was trimmed), ``fence`` the current token
+    (0: never), ``fence_owner`` who took it (None: by the append of sequence 0), ``anchor`` the id at sequence 0,
+    ``status`` the type of the last event of a log that moved its flow (a terminal one stays), ``node`` the
+    ``metadata.node`` of the last event that carried a fence, ``consumed`` the highest position of an inbox that was
+    disposed of (-1: none), ``timestamp`` that of the last event. ``recent`` maps the ids of an inbox stream's last
+    ``RECENT_IDS`` events to their sequences, oldest first; other streams have None.
+
+    Once a row stands in an index or in ``Staged`` only its owner changes it; others copy.
+    """
+
+    kind: str
+    head: int = NO_EVENTS
+    first: int = 1
+    fence: int = 0
+    fence_owner: str | None = None
+    anchor: str | None = None
+    status: str | None = None
+    node: str | None = None
+    consumed: int = -1
+    timestamp: int = 0
+    deleted: bool = False
+    recent: dict[str, int] | None = None
+
+    def copy(self) -> StreamRow:
+        """Return an independent row of the same content."""
+        recent = self.recent
+        return StreamRow(
+            self.kind,
+            self.head,
+            self.first,
+            self.fence,
+            self.fence_owner,
+            self.anchor,
+            self.status,
+            self.node,
+            self.consumed,
+            self.timestamp,
+            self.deleted,
+            None if recent is None else recent.copy(),
+        )
+
+    def put(
+        self,
+        sequence: int,
+        event_id: str,
+        event_type: str,
+        timestamp: int,
+        fence: int | None,
+        node: str | None,
+    ) -> None:
+        """Take the next event of the stream; ``fence`` is the token that its append carried."""
+        self.head = sequence
+        self.timestamp = timestamp
+        if sequence == 0:
+            self.anchor = event_id
+            if fence == 1 and self.fence == 0:
+                self.fence = 1
+        if fence is not None:
+            self.node = node
+        if self.recent is not None:
+            self.recent[event_id] = sequence
+            if len(self.recent) > RECENT_IDS:
+                del self.recent[next(iter(self.recent))]
+        elif self.kind == "executions" and self.status not in TERMINAL_KINDS and event_type not in SIDE_KINDS:
+            self.status = event_type
+
+    def consume(self, sequence: int) -> None:
+        """Inbox: everything at or below ``sequence`` waits no longer."""
+        self.consumed = max(self.consumed, sequence)
+
+    def delete(self) -> None:
+        """Forget everything but the fence; the id refuses reuse."""
+        fence, owner = self.fence, self.fence_owner
+        self.__init__(self.kind, fence=fence, fence_owner=owner, deleted=True)  # type: ignore[misc]
+
+    @property
+    def waiting(self) -> int:
+        """Inbox: how many messages wait."""
+        trimmed = self.first - 1 if self.first > 1 else -1
+        return max(0, self.head - max(self.consumed, trimmed))
+
+    @property
+    def finished(self) -> bool:
+        """Whether a log has a terminal event."""
+        return self.status in TERMINAL_KINDS
+
+    @property
+    def exists(self) -> bool:
+        """Whether the stream has (or had, before trimming) events and is not deleted."""
+        return self.head > NO_EVENTS
+
+    def observation(self) -> Observation:
+        """Head, fence and anchor."""
+        return Observation(self.head, self.fence, self.anchor)
+
+    def info(self, stream_id: str) -> StreamInfo:
+        """The row as the contract shows it."""
+        return StreamInfo(stream_id, self.head, self.first, self.fence, self.anchor, self.status, self.node)
+
+
+def new_row(stream_id: str) -> StreamRow:
+    """Row of a stream that has no events yet."""
+    kind = stream_kind(stream_id)
+    return StreamRow(kind, recent={} if kind == "inbox" else None)
+
+
+def observation_of(row: StreamRow | None) -> Observation:
+    """Observation of a stream that may be unknown."""
+    return Observation(NO_EVENTS, 0, None) if row is None else row.observation()
+
+
+class View(Protocol):
+    """What the judge reads: streams as of some moment."""
+
+    def row(self, stream_id: str) -> StreamRow | None:
+        """Row of a stream, None where nothing is known of it. The caller does not change it."""
+        ...
+
+    def event_ids(self, stream_id: str, first: int, last: int) -> list[str]:
+        """Ids of the events still there with ``first <= sequence <= last``, in order."""
+        ...
+
+    def events(self, stream_id: str, from_sequence: int, limit: int) -> list[Envelope]:
+        """Events still there from ``from_sequence`` on, in order, at most ``limit``."""
+        ...
+
+    def snapshot_sequence(self, execution_id: str) -> int:
+        """Sequence of the snapshot kept for an execution, -1 where there is none."""
+        ...
+
+
+class Index(View, Protocol):
+    """Committed state of the streams of a shard."""
+
+    def apply(self, effects: Iterable[Effect]) -> None:
+        """Take the effects of a transaction that committed, in the order in which they were accepted."""
+        ...
