@@ -145,14 +145,13 @@ class Staged:
             return self._base.events(stream_id, from_sequence, limit)
         if not row.exists or limit <= 0:
             return []
-        found: list[Envelope] = []
-        if from_sequence <= 0:
-            found = self._base.events(stream_id, 0, 1)
-            from_sequence = 1
-        start = max(from_sequence, row.first)
-        found += self._base.events(stream_id, start, limit)
+        lowest = max(from_sequence, row.first)
+        found = self._base.events(stream_id, 0, 1) if from_sequence <= 0 else []
+        found += self._base.events(stream_id, lowest, limit)
         known = found[-1].sequence if found else NO_EVENTS
-        found += [e for e in self._events.get(stream_id, ()) if e.sequence > known and e.sequence >= start]
+        for event in self._events.get(stream_id, ()):
+            if event.sequence > known and (event.sequence >= lowest or event.sequence == 0 >= from_sequence):
+                found.append(event)
         return found[:limit]
 
     def snapshot_sequence(self, execution_id: str) -> int:
