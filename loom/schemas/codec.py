@@ -1,0 +1,143 @@
+"""Records to bytes and back, in either framing.
+
+* Avro single-object encoding: ``C3 01``, the schema's CRC-64-AVRO fingerprint, the record.
+* Confluent wire format, once the schemas are registered: ``00``, four bytes of registry id, the record.
+
+Readers tell the two apart by the first byte, so a log may hold both. Arbitrary bytes give ``DecodeError`` and nothing
+else, without allocating more than they are long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any, Final
+
+from fastavro import schemaless_reader
+from fastavro.read import SchemaResolutionError
+
+from loom.errors import DecodeError
+from loom.schemas.binary import read_envelope, read_object, write_envelope
+from loom.schemas.envelope import EVENT_SCHEMA, Envelope
+from loom.schemas.table import SchemaTable, WriterSchema, packaged
+from loom.schemas.upcast import upcast
+
+SINGLE_OBJECT: Final = b"\xc3\x01"
+CONFLUENT: Final = b"\x00"
+ENVELOPE: Final = "loom.Envelope"
+_SINGLE_LENGTH: Final = 10
+_CONFLUENT_LENGTH: Final = 5
+
+
+class Codec:
+    """Encodes in one framing, decodes both.
+
+    ``registered`` maps full record names to registry ids: those records are written in the Confluent wire format, all
+    others in single-object encoding.
+    """
+
+    def __init__(self, table: SchemaTable | None = None, registered: Mapping[str, int] | None = None) -> None:
+        self.table = table if table is not None else SchemaTable()
+        self._prefixes = {name: SINGLE_OBJECT + schema.fingerprint for name, schema in packaged().items()}
+        for name, registry_id in (registered or {}).items():
+            self._prefixes[name] = CONFLUENT + registry_id.to_bytes(4, "big")
+            self.table.add(packaged()[name].text, registry_id)
+        self._envelope_prefix = self._prefixes[ENVELOPE]
+        self._envelope_start = len(self._envelope_prefix)
+
+    def encode_envelope(self, envelope: Envelope) -> bytes:
+        """Return the record value of an event.
+
+        Raises:
+            InvalidInputError: a field is not of its type, or data or metadata are no JSON.
+        """
+        return write_envelope(self._envelope_prefix, envelope)
+
+    def decode_envelope(self, raw: bytes, what: str = "event") -> Envelope:
+        """Return the event of a record value, upcast to the shape that folds read.
+
+        Raises:
+            DecodeError: no record of an Envelope in a schema that this node knows. (With a registry also
+            UnreachableError or SchemaUnreadableError, for an id that only the registry can explain.)
+        """
+        if raw.startswith(self._envelope_prefix):
+            envelope = read_envelope(raw, self._envelope_start, what)
+        else:
+            envelope = self._decode_foreign_envelope(raw, what)
+        return envelope if envelope.metadata.get("schema") == EVENT_SCHEMA else upcast(envelope, what)
+
+    def _decode_foreign_envelope(self, raw: bytes, what: str) -> Envelope:
+        schema, start = self.writer_of(raw, what)
+        if schema.name != ENVELOPE:
+            raise DecodeError(what, f"it is a {schema.name}, not a {ENVELOPE}")
+        if schema.fingerprint == packaged()[ENVELOPE].fingerprint:
+            return read_envelope(raw, start, what)
+        return _envelope_of(read_record(schema, raw, start, what), what)
+
+    def writer_of(self, raw: bytes, what: str = "record") -> tuple[WriterSchema, int]:
+        """Return the schema that a value was written with, and where its record starts.
+
+        Raises:
+            DecodeError: neither framing, or a schema that nobody knows.
+        """
+        if len(raw) >= _SINGLE_LENGTH and raw.startswith(SINGLE_OBJECT):
+            return self.table.by_fingerprint(raw[2:_SINGLE_LENGTH], what), _SINGLE_LENGTH
+        if len(raw) >= _CONFLUENT_LENGTH and raw.startswith(CONFLUENT):
+            return self.table.by_id(int.from_bytes(raw[1:_CONFLUENT_LENGTH], "big"), what), _CONFLUENT_LENGTH
+        raise DecodeError(what, "it starts with neither framing")
+
+
+def read_record(schema: WriterSchema, raw: bytes, start: int, what: str) -> dict[str, Any]:
+    """Return the record at ``start``, resolved from its writer's schema to this release's.
+
+    Raises:
+        DecodeError: it is none, it does not end with ``raw``, or its schema cannot become ours.
+    """
+    stream = BytesIO(raw)
+    stream.seek(start)
+    try:
+        record = schemaless_reader(stream, schema.parsed, packaged()[schema.name].parsed)
+    except (
+        EOFError,
+        IndexError,
+        KeyError,
+        ValueError,
+        TypeError,
+        OverflowError,
+        MemoryError,
+        RecursionError,
+    ) as error:
+        raise DecodeError(what, f"no record of its schema ({type(error).__name__})") from None
+    except SchemaResolutionError:
+        raise DecodeError(what, "its schema cannot be read as the one of this release") from None
+    if stream.tell() != len(raw) or not isinstance(record, dict):
+        raise DecodeError(what, "bytes follow the record")
+    return record
+
+
+def _envelope_of(record: dict[str, Any], what: str) -> Envelope:
+    rest = record["metadata"]
+    metadata = {} if rest is None else read_object(rest, what)
+    metadata |= {
+        key: record[key]
+        for key in ("node", "actor", "schema", "seal", "quarantine")
+        if record[key] is not None
+    }
+    if record["sequence"] < 0:
+        raise DecodeError(what, "a negative sequence")
+    return Envelope(
+        record["id"],
+        record["streamId"],
+        record["sequence"],
+        record["type"],
+        record["timestamp"],
+        read_object(record["data"], what),
+        metadata,
+    )
+
+
+_default: Final = Codec()
+encode_envelope: Final = _default.encode_envelope
+"""Encode with the packaged schemas, in single-object encoding."""
+decode_envelope: Final = _default.decode_envelope
+"""Decode either framing, as far as the packaged schemas explain it."""

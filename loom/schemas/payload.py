@@ -1,0 +1,68 @@
+"""User data as it rests in a record: UTF-8 JSON in a ``bytes`` field (kafka.md "Topics").
+
+Numbers come back as they went in: integers of any size up to 4,300 digits, floats bit for bit. Whatever
+:func:`dump` returns, :func:`load` reads; what could not be read again is refused when it is written.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic_core import from_json, to_json
+
+from loom.errors import DecodeError, InvalidInputError
+from loom.schemas.envelope import Json
+
+MAX_JSON_DEPTH: Final = 200
+"""Nesting that any record can hold; deeper is refused, in both directions, never a ``RecursionError``."""
+
+_NESTED_LENGTH: Final = 2 * MAX_JSON_DEPTH
+_LONG_LENGTH: Final = 4096
+_REMEDY: Final = f"use numbers, text, lists and mappings only (no NaN, no infinity, no lone surrogate, at most {MAX_JSON_DEPTH} deep)"
+
+
+def dump(value: Json, what: str = "payload") -> bytes:
+    """Return ``value`` as compact JSON.
+
+    Mappings, lists, tuples, strings, numbers, booleans and None; the runtime has turned everything else into these.
+
+    Raises:
+        InvalidInputError: JSON cannot hold it: NaN, an infinity, a lone surrogate, a cycle, an object, or more than
+            :data:`MAX_JSON_DEPTH` levels. ``what`` names it there.
+    """
+    try:
+        raw = to_json(value)
+        if _may_be_unreadable(raw):
+            from_json(raw, allow_inf_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(what, "it is no JSON that every reader can take", _REMEDY) from error
+    return raw
+
+
+def load(raw: bytes, what: str = "payload") -> Json:
+    """Return the value of compact or any other JSON text.
+
+    Raises:
+        DecodeError: it is no JSON in UTF-8, or nests deeper than :data:`MAX_JSON_DEPTH`.
+    """
+    try:
+        return from_json(raw, allow_inf_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(what, _problem(error)) from None
+
+
+def _may_be_unreadable(raw: bytes) -> bool:
+    """Whether a reader might refuse it; asks for a trial only where depth, length or a constant makes it possible."""
+    length = len(raw)
+    if length > _NESTED_LENGTH and (
+        length > _LONG_LENGTH or raw.count(b"[") + raw.count(b"{") > MAX_JSON_DEPTH >> 1
+    ):
+        return True
+    return b"NaN" in raw or b"Infinity" in raw
+
+
+def _problem(error: BaseException) -> str:
+    """Say where the text stops being JSON; the parser's own words may quote what it read."""
+    if "recursion" in str(error):
+        return f"JSON nested deeper than {MAX_JSON_DEPTH} levels"
+    return "no JSON in UTF-8"
