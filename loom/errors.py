@@ -335,6 +335,35 @@ class TopicsError(StoreError):
         super().__init__("; ".join(problems[:8]) + f"; {remedy}")
 
 
+class BrokerError(StoreError):
+    """The broker, or its client, refused what was asked for a reason of its own."""
+
+    def __init__(self, doing: str, code: str) -> None:
+        self.doing, self.code = doing, code
+        super().__init__(f"cannot {doing}: {code}; see the broker's log for this code, and run `loom doctor`")
+
+
+class IncompleteReadError(StoreError):
+    """A partition could not be read to its end: a transaction that is still open holds it back."""
+
+    retryable = True
+
+    def __init__(self, topic: str, partition: int, stable: int, end: int) -> None:
+        self.topic, self.partition, self.stable, self.end = topic, partition, stable, end
+        super().__init__(
+            f"{topic!r} partition {partition} can be read to offset {stable} of {end} only: an open transaction holds "
+            "back the rest; find its producer with `kafka-transactions.sh find-hanging`, or wait for its timeout"
+        )
+
+
+class PublishRefusedError(StoreError):
+    """A record for a topic outside loom that cannot be written; the append it belongs to was not written either."""
+
+    def __init__(self, topic: str, reason: str, remedy: str) -> None:
+        self.topic, self.reason, self.remedy = topic, reason, remedy
+        super().__init__(f"publishing to {topic[:128]!r} refused: {reason}; {remedy}")
+
+
 class NotOwnerError(StoreError):
     """This node does not write that partition now; the request goes to the owner."""
 
@@ -343,6 +372,28 @@ class NotOwnerError(StoreError):
     def __init__(self, partition: int) -> None:
         self.partition = partition
         super().__init__(f"partition {partition} is not written by this node now; the request goes to its owner")
+
+
+class NodeFencedError(StoreError):
+    """Another process joined with this node's id; two nodes of one name cannot both own partitions."""
+
+    exit_status = 2
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        super().__init__(f"another process runs with node id {node!r}, so this one stops; give each node its own node_id")
+
+
+class SubscriptionOverflowError(StoreError):
+    """A live reader fell further behind than is kept for it."""
+
+    retryable = True
+
+    def __init__(self, stream_id: str, next_sequence: int, limit: int) -> None:
+        self.stream_id, self.next_sequence, self.limit = stream_id, next_sequence, limit
+        super().__init__(
+            f"the reader of {stream_id!r} fell more than {limit} events behind; subscribe again from {next_sequence}"
+        )
 
 
 class DeadlineExceededError(StoreError):
