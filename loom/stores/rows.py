@@ -108,11 +108,6 @@ class StreamRow:
         """Inbox: everything at or below ``sequence`` waits no longer."""
         self.consumed = max(self.consumed, sequence)
 
-    def delete(self) -> None:
-        """Forget everything but the fence; the id refuses reuse."""
-        fence, owner = self.fence, self.fence_owner
-        self.__init__(self.kind, fence=fence, fence_owner=owner, deleted=True)  # type: ignore[misc]
-
     @property
     def waiting(self) -> int:
         """Inbox: how many messages wait."""
@@ -142,6 +137,11 @@ def new_row(stream_id: str) -> StreamRow:
     """Row of a stream that has no events yet."""
     kind = stream_kind(stream_id)
     return StreamRow(kind, recent={} if kind == "inbox" else None)
+
+
+def deleted_row(row: StreamRow) -> StreamRow:
+    """Row of a stream that is deleted now: nothing is left but the fence, and its id refuses reuse."""
+    return StreamRow(row.kind, fence=row.fence, fence_owner=row.fence_owner, deleted=True)
 
 
 def observation_of(row: StreamRow | None) -> Observation:
