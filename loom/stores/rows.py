@@ -85,6 +85,7 @@ class StreamRow:
         event_id: str,
         event_type: str,
         timestamp: int,
+        *,
         fence: int | None,
         node: str | None,
     ) -> None:
