@@ -4,6 +4,7 @@ It writes and reads exactly what ``envelope.avsc`` says, byte for byte as a gene
 the two on every kind of envelope); all other records, and envelopes of other schemas, go through that library.
 """
 
+# ruff: noqa: PLR2004 - 0x80 and its kin are Avro's variable-length integers
 from __future__ import annotations
 
 from functools import lru_cache
@@ -11,12 +12,13 @@ from typing import Any, Final
 
 from loom.errors import DecodeError, InvalidInputError
 from loom.schemas.envelope import Envelope, Json
-from loom.schemas.payload import dump, load
+from loom.schemas.payload import dump, load_object
 
 TYPED_METADATA: Final = frozenset({"node", "actor", "schema", "seal", "quarantine"})
 """Metadata keys that have a field of their own in the schema; the others stand together in ``metadata``."""
 
 MAX_LONG: Final = 2**63 - 1
+MAX_INT: Final = 2**31 - 1
 
 _NULL: Final = b"\x00"
 _PRESENT: Final = b"\x02"
@@ -39,7 +41,6 @@ def write_long(number: int) -> bytes:
 
 _SHORT: Final = tuple(bytes((z,)) for z in range(0x80))
 _LENGTHS: Final = tuple(write_long(n) for n in range(512))
-_timestamp: Final = lru_cache(64)(write_long)  # events of one batch share theirs
 
 
 def _prefixed(raw: bytes) -> bytes:
@@ -60,12 +61,7 @@ def write_envelope(prefix: bytes, envelope: Envelope) -> bytes:
         InvalidInputError: a field is not of its type, or data or metadata are no JSON.
     """
     try:
-        sequence, timestamp = envelope.sequence, envelope.timestamp
-        if not (0 <= sequence <= MAX_LONG and -MAX_LONG <= timestamp <= MAX_LONG):
-            raise ValueError("a number is out of range")
-        data, metadata = envelope.data, envelope.metadata
-        if not isinstance(data, dict):
-            raise TypeError("data is no mapping")
+        metadata = envelope.metadata
         get = metadata.get
         rest = None if metadata.keys() <= TYPED_METADATA else _untyped(metadata)
         seal, quarantine = get("seal"), get("quarantine")
@@ -74,10 +70,10 @@ def write_envelope(prefix: bytes, envelope: Envelope) -> bytes:
                 prefix,
                 _prefixed(envelope.id.encode()),
                 _prefixed(envelope.stream_id.encode()),
-                write_long(sequence),
+                write_long(_number(envelope.sequence, 0, MAX_LONG)),
                 _prefixed(envelope.type.encode()),
-                _timestamp(timestamp),
-                _prefixed(dump(data, "event data")),
+                _timestamp(envelope.timestamp),
+                _prefixed(_object(envelope.data)),
                 _NULL if rest is None else _PRESENT + _prefixed(dump(rest, "event metadata")),
                 _optional_text(get("node")),
                 _optional_text(get("actor")),
@@ -94,6 +90,17 @@ def write_envelope(prefix: bytes, envelope: Envelope) -> bytes:
         ) from error
 
 
+@lru_cache(64)  # events of one batch share theirs
+def _timestamp(milliseconds: int) -> bytes:
+    return write_long(_number(milliseconds, -MAX_LONG, MAX_LONG))
+
+
+def _object(data: dict[str, Json]) -> bytes:
+    if not isinstance(data, dict):
+        raise TypeError("data is no mapping")
+    return dump(data, "event data")
+
+
 def _untyped(metadata: dict[str, Json]) -> dict[str, Json]:
     return {key: value for key, value in metadata.items() if key not in TYPED_METADATA}
 
@@ -101,7 +108,7 @@ def _untyped(metadata: dict[str, Json]) -> dict[str, Json]:
 def _write_seal(seal: dict[str, Any]) -> bytes:
     if seal.keys() != _SEAL_FIELDS or not isinstance(seal["covers"], list | tuple):
         raise ValueError("the seal marker has other fields than v, cipher and covers")
-    version, covers = _number(seal["v"]), seal["covers"]
+    version, covers = _number(seal["v"], -MAX_INT, MAX_INT), seal["covers"]
     parts = [_PRESENT, write_long(version), _prefixed(seal["cipher"].encode())]
     if covers:
         parts.append(write_long(len(covers)))
@@ -113,12 +120,16 @@ def _write_seal(seal: dict[str, Any]) -> bytes:
 def _write_quarantine(stamp: dict[str, Any]) -> bytes:
     if stamp.keys() != _QUARANTINE_FIELDS:
         raise ValueError("the quarantine stamp has other fields than topic and inboxSeq")
-    return _PRESENT + _prefixed(stamp["topic"].encode()) + write_long(_number(stamp["inboxSeq"], MAX_LONG))
+    return (
+        _PRESENT
+        + _prefixed(stamp["topic"].encode())
+        + write_long(_number(stamp["inboxSeq"], -MAX_LONG, MAX_LONG))
+    )
 
 
-def _number(value: Any, limit: int = 2**31 - 1) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not -limit <= value <= limit:
-        raise TypeError("a number of the marker is none")
+def _number(value: Any, least: int, most: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise TypeError("a number is none, or out of range")
     return value
 
 
@@ -202,19 +213,23 @@ def read_envelope(raw: bytes, at: int, what: str = "event") -> Envelope:
             at += 2
         else:
             at = _read_markers(raw, at, metadata)
-        if at != len(raw) or sequence < 0:
-            raise ValueError("bytes after the record, or a negative sequence")
+        _check_end(raw, at, sequence)
         return Envelope(
             event_id.decode(),
             stream_id.decode(),
             sequence,
             kind.decode(),
             timestamp,
-            read_object(data, what),
+            load_object(data, what),
             metadata,
         )
     except (IndexError, ValueError) as error:
         raise DecodeError(what, _problem(error)) from None
+
+
+def _check_end(raw: bytes, at: int, sequence: int) -> None:
+    if at != len(raw) or sequence < 0:
+        raise ValueError("bytes after the record, or a negative sequence")
 
 
 def _read_markers(raw: bytes, at: int, metadata: dict[str, Json]) -> int:
@@ -223,7 +238,7 @@ def _read_markers(raw: bytes, at: int, metadata: dict[str, Json]) -> int:
         version, at = read_long(raw, at)
         cipher, at = _read_bytes(raw, at)
         covers, at = _read_texts(raw, at)
-        if abs(version) >> 31:
+        if abs(version) > MAX_INT:
             raise ValueError("a number out of range")
         metadata["seal"] = {"v": version, "cipher": cipher.decode(), "covers": covers}
     present, at = _is_present(raw, at), at + 1
@@ -248,21 +263,9 @@ def _read_texts(raw: bytes, at: int) -> tuple[list[str], int]:
     return texts, at
 
 
-def read_object(raw: bytes, what: str) -> dict[str, Json]:
-    """Return a JSON object.
-
-    Raises:
-        DecodeError: it is no JSON, or another value.
-    """
-    value = load(raw, what)
-    if not isinstance(value, dict):
-        raise DecodeError(what, "its data is no JSON object")
-    return value
-
-
 def _untyped_object(raw: bytes, what: str) -> dict[str, Json]:
     """Return the metadata without a field of their own; a typed key among them would contradict its field."""
-    rest = read_object(raw, what)
+    rest = load_object(raw, what)
     if not rest or not TYPED_METADATA.isdisjoint(rest):
         raise DecodeError(what, "its metadata repeats a typed field, or is empty")
     return rest

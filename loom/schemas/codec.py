@@ -9,18 +9,25 @@ else, without allocating more than they are long.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import lru_cache
 from io import BytesIO
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from fastavro import schemaless_reader
+from fastavro import schemaless_reader, schemaless_writer
 from fastavro.read import SchemaResolutionError
 
-from loom.errors import DecodeError
-from loom.schemas.binary import read_envelope, read_object, write_envelope
+from loom.errors import DecodeError, InvalidInputError
+from loom.schemas.binary import read_envelope, write_envelope
 from loom.schemas.envelope import EVENT_SCHEMA, Envelope
+from loom.schemas.mapping import CLASSES, Pair, compile_record
+from loom.schemas.payload import load_object
 from loom.schemas.table import SchemaTable, WriterSchema, packaged
 from loom.schemas.upcast import upcast
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Record = TypeVar("Record")
 
 SINGLE_OBJECT: Final = b"\xc3\x01"
 CONFLUENT: Final = b"\x00"
@@ -74,6 +81,40 @@ class Codec:
             return read_envelope(raw, start, what)
         return _envelope_of(read_record(schema, raw, start, what), what)
 
+    def encode(self, record: object) -> bytes:
+        """Return the value of a record of ``loom.schemas.records``.
+
+        Raises:
+            InvalidInputError: an attribute is not of its type, or no JSON.
+        """
+        name, pair = _pair_of(type(record))
+        stream = BytesIO()
+        stream.write(self._prefixes[name])
+        try:
+            schemaless_writer(stream, packaged()[name].parsed, pair.to_wire(record), strict=True)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidInputError(
+                name, f"a field is not of its type ({error})", "see loom/schemas"
+            ) from error
+        return stream.getvalue()
+
+    def decode(self, raw: bytes, cls: type[Record], what: str = "record") -> Record:
+        """Return the record of a value.
+
+        Raises:
+            DecodeError: no record of that class in a schema that this node knows. (As ``decode_envelope`` with a
+            registry.)
+        """
+        name, pair = _pair_of(cls)
+        schema, start = self.writer_of(raw, what)
+        if schema.name != name:
+            raise DecodeError(what, f"it is a {schema.name}, not a {name}")
+        try:
+            record: Record = pair.from_wire(read_record(schema, raw, start, what))
+        except DecodeError as error:
+            raise DecodeError(what, error.problem) from None
+        return record
+
     def writer_of(self, raw: bytes, what: str = "record") -> tuple[WriterSchema, int]:
         """Return the schema that a value was written with, and where its record starts.
 
@@ -96,7 +137,9 @@ def read_record(schema: WriterSchema, raw: bytes, start: int, what: str) -> dict
     stream = BytesIO(raw)
     stream.seek(start)
     try:
-        record = schemaless_reader(stream, schema.parsed, packaged()[schema.name].parsed)
+        ours = packaged()[schema.name]
+        reader = None if schema.fingerprint == ours.fingerprint else ours.parsed
+        record = schemaless_reader(stream, schema.parsed, reader)
     except (
         EOFError,
         IndexError,
@@ -117,7 +160,7 @@ def read_record(schema: WriterSchema, raw: bytes, start: int, what: str) -> dict
 
 def _envelope_of(record: dict[str, Any], what: str) -> Envelope:
     rest = record["metadata"]
-    metadata = {} if rest is None else read_object(rest, what)
+    metadata = {} if rest is None else load_object(rest, what)
     metadata |= {
         key: record[key]
         for key in ("node", "actor", "schema", "seal", "quarantine")
@@ -131,9 +174,22 @@ def _envelope_of(record: dict[str, Any], what: str) -> Envelope:
         record["sequence"],
         record["type"],
         record["timestamp"],
-        read_object(record["data"], what),
+        load_object(record["data"], what),
         metadata,
     )
+
+
+@lru_cache(1)
+def _pairs() -> dict[type, tuple[str, Pair]]:
+    """Full name and conversions of each class that is a record of its own."""
+    return {CLASSES[n]: (n, compile_record(s.parsed)) for n, s in packaged().items() if n in CLASSES}
+
+
+def _pair_of(cls: type) -> tuple[str, Pair]:
+    try:
+        return _pairs()[cls]
+    except KeyError:
+        raise TypeError(f"{cls.__name__} is no record of its own") from None
 
 
 _default: Final = Codec()
@@ -141,3 +197,7 @@ encode_envelope: Final = _default.encode_envelope
 """Encode with the packaged schemas, in single-object encoding."""
 decode_envelope: Final = _default.decode_envelope
 """Decode either framing, as far as the packaged schemas explain it."""
+encode: Final = _default.encode
+"""As ``Codec.encode``, likewise."""
+decode: Final = _default.decode
+"""As ``Codec.decode``, likewise."""

@@ -6,12 +6,14 @@ Numbers come back as they went in: integers of any size up to 4,300 digits, floa
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pydantic_core import from_json, to_json
 
 from loom.errors import DecodeError, InvalidInputError
-from loom.schemas.envelope import Json
+
+if TYPE_CHECKING:
+    from loom.schemas.envelope import Json
 
 MAX_JSON_DEPTH: Final = 200
 """Nesting that any record can hold; deeper is refused, in both directions, never a ``RecursionError``."""
@@ -49,6 +51,18 @@ def load(raw: bytes, what: str = "payload") -> Json:
         return from_json(raw, allow_inf_nan=False)
     except (ValueError, RecursionError) as error:
         raise DecodeError(what, _problem(error)) from None
+
+
+def load_object(raw: bytes, what: str = "payload") -> dict[str, Json]:
+    """Return the mapping of a JSON object.
+
+    Raises:
+        DecodeError: as :func:`load`, or it is another value.
+    """
+    value = load(raw, what)
+    if not isinstance(value, dict):
+        raise DecodeError(what, "no JSON object")
+    return value
 
 
 def _may_be_unreadable(raw: bytes) -> bool:
