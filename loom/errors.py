@@ -110,7 +110,9 @@ class ExecutionAlreadyExistsError(LoomError):
 
     def __init__(self, execution_id: str) -> None:
         self.execution_id = execution_id
-        super().__init__(f"execution id {execution_id!r} is taken; choose another, or leave it out to have one made")
+        super().__init__(
+            f"execution id {execution_id!r} is taken; choose another, or leave it out to have one made"
+        )
 
 
 class ExecutionFinishedError(LoomError):
@@ -195,11 +197,21 @@ class SealedPayloadUnreadableError(LoomError):
     """A message that this node cannot open; it waits for one that can (system.md 1)."""
 
     def __init__(
-        self, execution_id: str, message_id: str, topic: str, unverifiable: bool = False, *, recorded: bool = False
+        self,
+        execution_id: str,
+        message_id: str,
+        topic: str,
+        unverifiable: bool = False,
+        *,
+        recorded: bool = False,
     ) -> None:
         self.execution_id, self.message_id, self.topic = execution_id, message_id, topic
         self.unverifiable, self.recorded = unverifiable, recorded
-        what = "cannot be checked for sealed content" if unverifiable else "is sealed and cannot be opened on this node"
+        what = (
+            "cannot be checked for sealed content"
+            if unverifiable
+            else "is sealed and cannot be opened on this node"
+        )
         super().__init__(
             f"message {message_id[:64]!r} on topic {topic[:64]!r} of execution {execution_id!r} {what}; "
             "it waits for a node that holds the key"
@@ -225,7 +237,9 @@ class KeyUnavailableError(LoomError):
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
-        super().__init__(f"the key of subject {subject!r} is not available on this node; configure sealing.keys")
+        super().__init__(
+            f"the key of subject {subject!r} is not available on this node; configure sealing.keys"
+        )
 
 
 class StoreError(LoomError):
@@ -251,8 +265,10 @@ class PayloadTooLargeError(StorageWriteError):
         super().__init__(stream_id, f"{size} bytes exceed the limit of {limit}")
         self.size, self.limit = size, limit
         self.args = (
-            f"append to {stream_id!r} was not written: {size} bytes exceed the limit of {limit}; "
-            "keep large values outside and pass a reference",
+            (
+                f"append to {stream_id!r} was not written: {size} bytes exceed the limit of {limit}; "
+                "keep large values outside and pass a reference"
+            ),
         )
 
 
@@ -276,7 +292,9 @@ class WrongHeadError(StoreError):
 
     def __init__(self, stream_id: str, expected: int, head: int) -> None:
         self.stream_id, self.expected, self.head = stream_id, expected, head
-        super().__init__(f"stream {stream_id!r} ends at {head}, not at {expected}: another append came first; read it again")
+        super().__init__(
+            f"stream {stream_id!r} ends at {head}, not at {expected}: another append came first; read it again"
+        )
 
 
 class StaleFenceError(StoreError):
@@ -284,7 +302,9 @@ class StaleFenceError(StoreError):
 
     def __init__(self, stream_id: str, token: int, current: int) -> None:
         self.stream_id, self.token, self.current = stream_id, token, current
-        super().__init__(f"fence {token} on {stream_id!r} is stale (now {current}): another driver took over; this run stops")
+        super().__init__(
+            f"fence {token} on {stream_id!r} is stale (now {current}): another driver took over; this run stops"
+        )
 
 
 class DecodeError(StoreError):
@@ -314,7 +334,9 @@ class UnreachableError(StoreError):
 
     def __init__(self, server: str, address: str, setting: str, problem: str = "no answer") -> None:
         self.server, self.address, self.setting, self.problem = server, address, setting, problem
-        super().__init__(f"{server} at {address} cannot be reached ({problem}); check that it runs, or correct {setting}")
+        super().__init__(
+            f"{server} at {address} cannot be reached ({problem}); check that it runs, or correct {setting}"
+        )
 
 
 class StoreRefusedError(StoreError):
@@ -371,7 +393,9 @@ class NotOwnerError(StoreError):
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
-        super().__init__(f"partition {partition} is not written by this node now; the request goes to its owner")
+        super().__init__(
+            f"partition {partition} is not written by this node now; the request goes to its owner"
+        )
 
 
 class NodeFencedError(StoreError):
@@ -381,7 +405,9 @@ class NodeFencedError(StoreError):
 
     def __init__(self, node: str) -> None:
         self.node = node
-        super().__init__(f"another process runs with node id {node!r}, so this one stops; give each node its own node_id")
+        super().__init__(
+            f"another process runs with node id {node!r}, so this one stops; give each node its own node_id"
+        )
 
 
 class SubscriptionOverflowError(StoreError):
@@ -403,7 +429,9 @@ class DeadlineExceededError(StoreError):
 
     def __init__(self, what: str, deadline_ms: int) -> None:
         self.what, self.deadline_ms = what, deadline_ms
-        super().__init__(f"{what} was not answered within {deadline_ms} ms; check that a worker runs, then try again")
+        super().__init__(
+            f"{what} was not answered within {deadline_ms} ms; check that a worker runs, then try again"
+        )
 
 
 class PlaintextCheckpointError(StoreError):
@@ -430,7 +458,9 @@ class PlaintextSnapshotRefusedError(StoreError):
 
     def __init__(self, execution_id: str) -> None:
         self.execution_id = execution_id
-        super().__init__(f"plaintext snapshot of {execution_id!r} refused; set sealing.legacy_plaintext=load to take it")
+        super().__init__(
+            f"plaintext snapshot of {execution_id!r} refused; set sealing.legacy_plaintext=load to take it"
+        )
 
 
 class ShardSealingMismatchError(StoreError):
@@ -480,7 +510,9 @@ class RedriveExhaustedError(LeaseError):
 
     def __init__(self, execution_id: str, attempts: int) -> None:
         self.execution_id, self.attempts = execution_id, attempts
-        super().__init__(f"execution {execution_id!r} was re-driven {attempts} times; see `loom show`, then `loom recover`")
+        super().__init__(
+            f"execution {execution_id!r} was re-driven {attempts} times; see `loom show`, then `loom recover`"
+        )
 
 
 class StartLeaseHeldError(LeaseError):
@@ -513,7 +545,12 @@ class FlowDivergedError(FlowError):
     """The flow's code no longer matches its log; nothing more is appended."""
 
     def __init__(self, execution_id: str, sequence: int, recorded: str, expected: str) -> None:
-        self.execution_id, self.sequence, self.recorded, self.expected = execution_id, sequence, recorded, expected
+        self.execution_id, self.sequence, self.recorded, self.expected = (
+            execution_id,
+            sequence,
+            recorded,
+            expected,
+        )
         super().__init__(
             f"execution {execution_id!r} left its log at sequence {sequence}: the log has {recorded}, the code asks for "
             f"{expected}; deploy the code that wrote it, or guard the change with ctx.patched"
@@ -528,6 +565,18 @@ class NotDeterministicError(FlowError):
         super().__init__(f"{what} inside a flow is not repeatable; do it in a step with ctx.run")
 
 
+class FlowStuckError(FlowError):
+    """A flow does not come to rest: it runs callbacks without waiting for anything."""
+
+    def __init__(self, callbacks: int, execution_id: str = "") -> None:
+        self.callbacks, self.execution_id = callbacks, execution_id
+        whose = f" of execution {execution_id!r}" if execution_id else ""
+        super().__init__(
+            f"the flow{whose} ran {callbacks} callbacks without coming to rest; "
+            "look for a loop that awaits nothing (asyncio.sleep(0) waits for nothing)"
+        )
+
+
 class StepFailedError(FlowError):
     """A step failed for good; type and message are those recorded."""
 
@@ -540,7 +589,12 @@ class ChildFailedError(FlowError):
     """A child execution failed or was cancelled."""
 
     def __init__(self, child_id: str, status: str, error_type: str = "", message: str = "") -> None:
-        self.child_id, self.status, self.error_type, self.error_message = child_id, status, error_type, message
+        self.child_id, self.status, self.error_type, self.error_message = (
+            child_id,
+            status,
+            error_type,
+            message,
+        )
         tail = f": {error_type}: {message}" if error_type else ""
         super().__init__(f"child {child_id!r} {status}{tail}")
 
@@ -569,10 +623,14 @@ class ServiceFailedError(LoomError):
         super().__init__(f"{service}: {problem}" + (f"\n{log}" if log else ""))
 
 
-class FlowSuspended(BaseException):  # noqa: N818 - a signal, not an error
+class FlowSuspended(BaseException):
     """Signal inside a flow that it is parked or refused; derives from BaseException: never catch it."""
 
 
 def public_fields(error: LoomError) -> dict[str, Any]:
     """Typed fields of an error, for ``--json`` output; never a payload."""
-    return {k: v for k, v in vars(error).items() if not k.startswith("_") and isinstance(v, str | int | bool | tuple)}
+    return {
+        k: v
+        for k, v in vars(error).items()
+        if not k.startswith("_") and isinstance(v, str | int | bool | tuple)
+    }
