@@ -1,0 +1,274 @@
+"""Effects of accepted writes as Kafka records, and back (kafka.md, "Topics").
+
+Headers repeat what an index needs, so that it is built without decoding a value. A header's value is text; ``batch`` is
+``position/size`` of the event in its append, ``consumed`` a list of ``stream/sequence`` (no stream name holds ``/`` or
+``,``: topics in it are percent-encoded).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from loom.schemas.records import (
+    PARTITION_MARK_KEY,
+    SCHEMA_NOTE_PREFIX,
+    PartitionMark,
+    RecentId,
+    SchemaNote,
+    SnapshotRecord,
+    StreamMark,
+)
+from loom.stores.kafka.wire import PUBLISH, outgoing_request
+from loom.stores.ops import DropEvent, DropSnapshot, PutEvent, PutMark, PutSnapshot, SendOut
+from loom.stores.rows import StreamRow, new_row
+from loom.topics.partitioner import partition_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from loom.schemas.envelope import Envelope
+    from loom.schemas.table import SchemaTable
+    from loom.stores.contracts import Clock
+    from loom.stores.ops import Effect
+    from loom.topics.catalogue import Catalogue
+
+TICK_KEY: Final = "__loom_tick__"
+"""Key of the record, without a value, by which a quiet partition rolls its segment so that deletions are carried out."""
+
+ANY_PARTITION: Final = -1
+
+
+class RecordCodec(Protocol):
+    """What records need of ``loom.schemas.codec.Codec``."""
+
+    table: SchemaTable
+
+    def encode_envelope(self, envelope: Envelope) -> bytes:
+        """Value of an event."""
+        ...
+
+    def encode(self, record: object) -> bytes:
+        """Value of any other record."""
+        ...
+
+    def decode(self, raw: bytes, cls: type[Any], what: str = ...) -> Any:
+        """Read such a value back."""
+        ...
+
+
+class Record(NamedTuple):
+    """One record to produce, in the order of the client's arguments."""
+
+    topic: str
+    value: bytes | None
+    key: str | None
+    partition: int
+    headers: Sequence[tuple[str, str | bytes]]
+
+    @property
+    def size(self) -> int:
+        """Bytes of value, key and headers, near enough for a bound."""
+        size = 0 if self.value is None else len(self.value)
+        size += 0 if self.key is None else len(self.key)
+        return size + 16 + sum(len(name) + len(value) + 2 for name, value in self.headers)
+
+
+class Records:
+    """Makes the records of one partition's writer."""
+
+    def __init__(
+        self, codec: RecordCodec, catalogue: Catalogue, partition: int, node: str, clock: Clock
+    ) -> None:
+        self._codec, self._catalogue, self._partition, self._node, self._clock = (
+            codec,
+            catalogue,
+            partition,
+            node,
+            clock,
+        )
+        self._topics = {
+            "executions": catalogue.executions,
+            "inbox": catalogue.inbox,
+            "quarantine": catalogue.quarantine,
+        }
+        self._makers: dict[type, Callable[[Any], Record]] = {
+            PutEvent: self._put_event,
+            DropEvent: self._drop_event,
+            PutMark: self._put_mark,
+            PutSnapshot: self._put_snapshot,
+            DropSnapshot: self._drop_snapshot,
+            SendOut: self._send_out,
+        }
+
+    def of(self, effects: Iterable[Effect]) -> list[Record]:
+        """Return the records of effects, in their order; ``PutEvent.encoded`` is set on the way.
+
+        Raises:
+            InvalidInputError: a value is no JSON.
+        """
+        makers = self._makers
+        return [makers[type(effect)](effect) for effect in effects]
+
+    def partition_mark(self, applied: dict[str, int]) -> Record:
+        """Return the partition's own mark: P, and the highest request offsets applied."""
+        mark = PartitionMark(
+            self._partition,
+            self._catalogue.partitions,
+            self._clock(),
+            self._node,
+            applied.get("appends", -1),
+            applied.get("commands", -1),
+        )
+        return Record(
+            self._catalogue.marks, self._codec.encode(mark), PARTITION_MARK_KEY, self._partition, ()
+        )
+
+    def schema_note(self, note: SchemaNote) -> Record:
+        """Return the record that keeps a schema with the log."""
+        key = SCHEMA_NOTE_PREFIX + note.fingerprint
+        return Record(self._catalogue.marks, self._codec.encode(note), key, self._partition, ())
+
+    def tick(self, topic: str) -> Record:
+        """Return the record that rolls a quiet segment of ``topic``."""
+        return Record(topic, None, TICK_KEY, self._partition, ())
+
+    def _put_event(self, put: PutEvent) -> Record:
+        envelope = put.envelope
+        encoded = put.encoded
+        if encoded is None:
+            encoded = put.encoded = self._codec.encode_envelope(envelope)
+        sequence = str(envelope.sequence)
+        headers: list[tuple[str, str | bytes]] = [
+            ("type", envelope.type),
+            ("sequence", sequence),
+            ("id", envelope.id),
+            ("batch", f"{put.position}/{put.size}"),
+            ("timestamp", str(envelope.timestamp)),
+        ]
+        if put.fence is not None:
+            headers.append(("fence", str(put.fence)))
+            node = envelope.metadata.get("node")
+            if isinstance(node, str):
+                headers.append(("node", node))
+        if put.consumed:
+            headers.append(("consumed", ",".join(f"{stream}/{at}" for stream, at in put.consumed)))
+        stream_id = envelope.stream_id
+        return Record(
+            self._catalogue.topic_of_stream(stream_id),
+            encoded,
+            f"{stream_id}/{sequence}",
+            self._partition,
+            headers,
+        )
+
+    def _drop_event(self, drop: DropEvent) -> Record:
+        topic = self._catalogue.topic_of_stream(drop.stream_id)
+        return Record(topic, None, f"{drop.stream_id}/{drop.sequence}", self._partition, ())
+
+    def _put_mark(self, put: PutMark) -> Record:
+        value = self._codec.encode(mark_of(put.stream_id, put.row))
+        return Record(self._catalogue.marks, value, put.stream_id, self._partition, ())
+
+    def _put_snapshot(self, put: PutSnapshot) -> Record:
+        snapshot = put.snapshot
+        record = SnapshotRecord(
+            snapshot.execution_id, snapshot.sequence, self._clock(), snapshot.state, snapshot.metadata or None
+        )
+        headers = (("sequence", str(snapshot.sequence)),)
+        topic = self._catalogue.snapshots
+        return Record(topic, self._codec.encode(record), snapshot.execution_id, self._partition, headers)
+
+    def _drop_snapshot(self, drop: DropSnapshot) -> Record:
+        return Record(self._catalogue.snapshots, None, drop.execution_id, self._partition, ())
+
+    def _send_out(self, send: SendOut) -> Record:
+        outgoing = send.outgoing
+        if outgoing.target == PUBLISH:
+            if outgoing.topic is None:
+                raise ValueError("a record to publish names its topic")
+            return Record(outgoing.topic, outgoing.body, outgoing.key, ANY_PARTITION, outgoing.headers)
+        partition = partition_of(outgoing.key, self._catalogue.partitions)
+        value = outgoing_request(outgoing, self._codec)
+        return Record(self._catalogue.appends, value, outgoing.key, partition, (("id", outgoing.id),))
+
+
+def mark_of(stream_id: str, row: StreamRow) -> StreamMark:
+    """Return a row as the mark that is written."""
+    recent = () if row.recent is None else tuple(RecentId(i, at) for i, at in row.recent.items())
+    return StreamMark(
+        stream_id,
+        row.head,
+        row.first,
+        row.timestamp,
+        row.fence,
+        row.fence_owner,
+        row.anchor,
+        row.status,
+        row.node,
+        row.consumed,
+        row.deleted,
+        recent,
+    )
+
+
+def row_of(mark: StreamMark) -> StreamRow:
+    """Return the row that a mark tells of."""
+    row = new_row(mark.stream_id)
+    row.head, row.first, row.timestamp = mark.head, mark.first, mark.timestamp
+    row.fence, row.fence_owner, row.anchor = mark.fence, mark.fence_owner, mark.anchor
+    row.status, row.node, row.consumed, row.deleted = mark.status, mark.node, mark.consumed, mark.deleted
+    if row.recent is not None:
+        row.recent.update((entry.id, entry.sequence) for entry in mark.recent)
+    return row
+
+
+class EventHead(NamedTuple):
+    """What the headers of an event say."""
+
+    type: str
+    sequence: int
+    id: str
+    position: int
+    size: int
+    timestamp: int
+    fence: int | None
+    node: str | None
+    consumed: tuple[tuple[str, int], ...]
+
+
+_PLAIN: Final = 5
+
+
+def event_head(headers: Sequence[tuple[str, bytes]] | None) -> EventHead:
+    """Read the headers of an event.
+
+    Raises:
+        ValueError, KeyError: they are not loom's.
+    """
+    found = dict(headers or ())
+    position, _, size = found["batch"].partition(b"/")
+    fence = node = None
+    consumed: tuple[tuple[str, int], ...] = ()
+    if len(found) > _PLAIN:
+        if "fence" in found:
+            fence = int(found["fence"])
+        if "node" in found:
+            node = found["node"].decode()
+        if "consumed" in found:
+            consumed = _positions(found["consumed"].decode())
+    return EventHead(
+        found["type"].decode(),
+        int(found["sequence"]),
+        found["id"].decode(),
+        int(position),
+        int(size),
+        int(found["timestamp"]),
+        fence,
+        node,
+        consumed,
+    )
+
+
+def _positions(text: str) -> tuple[tuple[str, int], ...]:
+    pairs = (entry.rpartition("/") for entry in text.split(","))
+    return tuple((stream, int(at)) for stream, _, at in pairs)
