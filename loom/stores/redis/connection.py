@@ -16,8 +16,8 @@ from loom.ids import IdSource, ulid
 from loom.stores.redis.scripts import EPOCH, Script
 
 SETTING: Final = "redis_url"
-MIN_TIMEOUT_MS: Final = 20
-"""No call is given less: below it, a TTL of a test would leave no time for a round trip."""
+MIN_TIMEOUT_MS: Final = 100
+"""No call is given less: pauses of a loaded host would look like an outage of the server."""
 
 _FOREIGN: Final[tuple[type[Exception], ...]] = (
     OSError,
