@@ -316,7 +316,7 @@ def _save_snapshot(draft: Draft, op: SaveSnapshot, _now_ms: int) -> Verdict:
     row = draft.row(snapshot.execution_id)
     if row is not None and row.deleted:
         return _refused(ExecutionNotFoundError(snapshot.execution_id))
-    if snapshot.sequence <= draft.view.snapshot_sequence(snapshot.execution_id):
+    if snapshot.sequence < draft.view.snapshot_sequence(snapshot.execution_id):
         return Repeated(None)
     draft.effects.append(PutSnapshot(snapshot))
     return Accepted(draft.effects, None)
