@@ -1,0 +1,1 @@
+"""Benchmarks: each figure is printed beside a reference from the same run."""
