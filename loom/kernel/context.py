@@ -1,0 +1,505 @@
+"""What a flow sees: its context, the arms of a select, the handles of its children."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import json
+from asyncio import CancelledError, sleep
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, overload
+
+from loom.errors import ChildFailedError, InvalidInputError
+from loom.ids import RESERVED_PREFIX, check_execution_id
+from loom.kernel.commands import (
+    Arm,
+    ContinueAsNew,
+    PublishRecord,
+    RunStep,
+    SendMessage,
+    StartChild,
+    Wait,
+)
+from loom.kernel.flow import FlowDefinition
+from loom.kernel.retry import RetryPolicy
+from loom.kernel.values import dump_json, load_json, output_model
+
+if TYPE_CHECKING:
+    from loom.kernel.asks import Answer
+    from loom.kernel.machine import FlowMachine, RunInfo
+    from loom.schemas.envelope import Json
+
+T = TypeVar("T")
+M = TypeVar("M")
+
+CHILD_TOPIC_PREFIX: Final = "__loom_child__:"
+"""Topic on which a child's end reaches its parent's inbox."""
+
+HISTORY_HINT: Final = 10_000
+"""History length from which ``ctx.should_continue_as_new`` is true: the same on every node, for ever."""
+
+_DEFAULT_RETRY: Final = RetryPolicy()
+
+
+def child_topic(child_id: str) -> str:
+    """The reserved topic of a child's end."""
+    return CHILD_TOPIC_PREFIX + child_id
+
+
+class ContinueSignal(BaseException):
+    """Ends a flow that continues as new; derives from BaseException: never catch it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerArm:
+    """A timer arm not yet placed: ``delay_ms`` from the select's logical time."""
+
+    delay_ms: int
+
+
+SelectArm = Arm | TimerArm
+
+
+def receive(topic: str, model: Any = None) -> Arm:
+    """Arm: the next message on a topic, validated into ``model`` (None: plain JSON)."""
+    return Arm("inbox", topic=_user_topic(topic), model=model)
+
+
+def timer(
+    delay: float | dt.timedelta = 0,
+    *,
+    days: float = 0,
+    hours: float = 0,
+    minutes: float = 0,
+    seconds: float = 0,
+    milliseconds: float = 0,
+    at: dt.datetime | None = None,
+) -> SelectArm:
+    """Arm: a durable timer, after a delay (seconds, or a sum of units) or ``at`` an instant (with a time zone)."""
+    if at is not None:
+        if at.tzinfo is None:
+            raise InvalidInputError("timer(at=)", "the instant has no time zone", "pass an aware datetime")
+        return Arm("timer", wake_at=round(at.timestamp() * 1000))
+    return TimerArm(_delay_ms(delay, days, hours, minutes, seconds, milliseconds))
+
+
+def gate(name: str, model: Any = None) -> Arm:
+    """Arm: a human's answer at a named gate, validated into ``model``."""
+    return Arm("gate", gate=_name("gate", name), model=model)
+
+
+def child(handle: ChildHandle[Any]) -> Arm:
+    """Arm: the end of a child."""
+    return Arm("child", topic=child_topic(handle.id), child_id=handle.id, model=handle.model)
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The arm that was answered: ``index`` in the order given, its ``kind`` (inbox, timer, gate, child) and value."""
+
+    index: int
+    arm: Arm
+    error: ChildFailedError | None
+    _value: Any
+
+    @property
+    def kind(self) -> str:
+        """``inbox``, ``timer``, ``gate`` or ``child``."""
+        return self.arm.kind
+
+    @property
+    def topic(self) -> str | None:
+        """Topic of an inbox arm."""
+        return self.arm.topic
+
+    @property
+    def gate(self) -> str | None:
+        """Name of a gate arm."""
+        return self.arm.gate
+
+    @property
+    def child_id(self) -> str | None:
+        """Execution id of a child arm."""
+        return self.arm.child_id
+
+    @property
+    def value(self) -> Any:
+        """Payload, gate answer or child's result; None for a timer.
+
+        Raises:
+            ChildFailedError: the child did not complete (``error`` tells without raising).
+        """
+        if self.error is not None:
+            raise self.error
+        return self._value
+
+
+class ChildHandle(Generic[T]):
+    """A child execution. ``await handle.result()`` (or ``await handle``), as often as wanted."""
+
+    __slots__ = ("_machine", "id", "model", "workflow")
+
+    def __init__(self, machine: FlowMachine, execution_id: str, workflow: str, model: Any) -> None:
+        self._machine = machine
+        self.id = execution_id
+        self.workflow = workflow
+        self.model = model
+
+    async def result(self) -> T:
+        """Wait for the child's end and return its result.
+
+        Raises:
+            ChildFailedError: it failed, or was cancelled.
+        """
+        selected = await _select(self._machine, (child(self),))
+        value: T = selected.value
+        return value
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self.result().__await__()
+
+    def __repr__(self) -> str:
+        return f"<child {self.workflow!r} {self.id}>"
+
+
+class Context:
+    """A flow's way to the world. Every call is a site in the log; awaiting anything else is refused."""
+
+    __slots__ = ("_machine",)
+
+    def __init__(self, machine: FlowMachine) -> None:
+        self._machine = machine
+
+    # Who and when ---------------------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> RunInfo:
+        """Everything known of this run."""
+        return self._machine.info
+
+    @property
+    def execution_id(self) -> str:
+        """Id of this execution."""
+        return self._machine.info.execution_id
+
+    @property
+    def chain_id(self) -> str:
+        """Id of the chain: that of its first execution."""
+        return self._machine.info.chain_id
+
+    @property
+    def workflow(self) -> str:
+        """Name of this flow."""
+        return self._machine.info.workflow
+
+    @property
+    def logical_time(self) -> dt.datetime:
+        """Time of the last event that entered (UTC); costs nothing in the log."""
+        return dt.datetime.fromtimestamp(self._machine.logical_ms / 1000, dt.UTC)
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether history is being replayed. For logging only: a flow must not decide by it."""
+        return self._machine.is_replaying
+
+    @property
+    def history_length(self) -> int:
+        """Results and decisions in the log so far."""
+        return self._machine.history_length
+
+    @property
+    def should_continue_as_new(self) -> bool:
+        """Hint that the history has grown long (system.md 8.11); nothing is ever killed for it."""
+        return self._machine.history_length >= HISTORY_HINT
+
+    # Decisions ------------------------------------------------------------------------------------------------------
+
+    def now(self) -> dt.datetime:
+        """The time now (UTC), recorded."""
+        ms: int = self._machine.decide("now", self._machine.sources.now_ms)
+        return dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
+
+    def random(self) -> float:
+        """A random number in [0, 1), recorded."""
+        drawn: float = self._machine.decide("random", self._machine.sources.random)
+        return drawn
+
+    def uuid(self) -> str:
+        """A fresh id, recorded."""
+        drawn: str = self._machine.decide("uuid", self._machine.sources.uuid)
+        return drawn
+
+    def patched(self, patch_id: str) -> bool:
+        """Whether to take the new way of changed code.
+
+        True in executions that had not passed this point when the change was deployed (and for good in their logs),
+        False in those that had; one answer per id and execution.
+        """
+        return self._machine.patched(_name("patch", patch_id))
+
+    # Steps ----------------------------------------------------------------------------------------------------------
+
+    @overload
+    async def run(
+        self,
+        fn: Callable[..., Awaitable[T]],
+        *args: Any,
+        retry: RetryPolicy | None = ...,
+        timeout: float | dt.timedelta | None = ...,
+        name: str | None = ...,
+        **kwargs: Any,
+    ) -> T: ...
+
+    @overload
+    async def run(
+        self,
+        fn: Callable[..., T],
+        *args: Any,
+        retry: RetryPolicy | None = ...,
+        timeout: float | dt.timedelta | None = ...,
+        name: str | None = ...,
+        **kwargs: Any,
+    ) -> T: ...
+
+    async def run(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        retry: RetryPolicy | None = None,
+        timeout: float | dt.timedelta | None = None,  # noqa: ASYNC109 - of each attempt, kept by the driver
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run a step: an effect, sync or async, at least once; its result is journaled and then always the same.
+
+        The result comes back as JSON, validated into the function's return annotation where that is a model.
+        ``timeout`` is seconds per attempt. ``name`` (the function's by default) stands in the log.
+
+        Raises:
+            StepFailedError: it failed for good, by its retry policy.
+            InvalidInputError: the recorded result does not fit the return annotation.
+        """
+        machine = self._machine
+        site = machine.next_site()
+        step = name or _step_name(fn)
+        timeout_ms = None if timeout is None else _milliseconds(timeout)
+        future = machine.ask(RunStep(site, step, fn, args, kwargs, retry or _DEFAULT_RETRY, timeout_ms))
+        try:
+            output = await future
+        except CancelledError:
+            machine.abandon(site)
+            raise
+        return load_json(output, output_model(fn), f"result of step {step!r}")
+
+    # Waits ----------------------------------------------------------------------------------------------------------
+
+    @overload
+    async def receive(self, topic: str) -> Any: ...
+
+    @overload
+    async def receive(self, topic: str, model: type[M]) -> M: ...
+
+    async def receive(self, topic: str, model: Any = None) -> Any:
+        """Wait for the next message on a topic and return its payload.
+
+        Raises:
+            InvalidInputError: the payload does not fit ``model``; the message is consumed all the same.
+        """
+        return (await _select(self._machine, (receive(topic, model),))).value
+
+    async def select(self, *arms: SelectArm) -> Selected:
+        """Wait for the first arm that can be answered, in the order given: receive, timer, gate, child."""
+        return await _select(self._machine, arms)
+
+    async def sleep(
+        self,
+        delay: float | dt.timedelta = 0,
+        *,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+        milliseconds: float = 0,
+    ) -> None:
+        """Sleep durably: seconds, or a sum of units. Nothing to wait for only yields to the flow's other tasks."""
+        delay_ms = _delay_ms(delay, days, hours, minutes, seconds, milliseconds)
+        if delay_ms == 0:
+            await sleep(0)
+        else:
+            await _select(self._machine, (TimerArm(delay_ms),))
+
+    @overload
+    async def gate(self, name: str) -> Any: ...
+
+    @overload
+    async def gate(self, name: str, model: type[M]) -> M: ...
+
+    async def gate(self, name: str, model: Any = None) -> Any:
+        """Wait for a human's answer at a gate (given by ``resume``)."""
+        return (await _select(self._machine, (gate(name, model),))).value
+
+    # Other executions and the estate --------------------------------------------------------------------------------
+
+    async def start_child(
+        self,
+        flow: FlowDefinition[..., Any] | str,
+        input: Any = None,  # noqa: A002 - the word of the field
+        *,
+        execution_id: str | None = None,
+        cancel_with_parent: bool = True,
+    ) -> ChildHandle[Any]:
+        """Start a child execution and return its handle once the start is in the log.
+
+        Raises:
+            InvalidInputError: the input does not fit the child's flow. InvalidIdError: no id to choose.
+            StepFailedError: the child could not be started (its id is taken).
+        """
+        if execution_id is not None:
+            check_execution_id(execution_id)
+        if isinstance(flow, FlowDefinition):
+            workflow, data, model = flow.name, flow.accept_input(input), flow.output_model
+        else:
+            workflow, data, model = flow, dump_json(input, f"input of child {flow!r}"), None
+        site = self._machine.next_site()
+        command = StartChild(site, workflow, data, execution_id, cancel_with_parent)
+        child_id = await self._effect(site, command)
+        return ChildHandle(self._machine, child_id, workflow, model)
+
+    async def send(
+        self, execution_id: str, topic: str, payload: Any, *, message_id: str | None = None
+    ) -> str:
+        """Send a message to another execution; return its message id once it is in the log.
+
+        Without a ``message_id`` one is derived from this execution and this call, so it is sent once whatever crashes.
+        """
+        check_execution_id(execution_id)
+        _user_topic(topic)
+        data = dump_json(payload, f"message for topic {topic!r}")
+        site = self._machine.next_site()
+        given = message_id or f"{self.execution_id}/{site}"
+        sent: str = await self._effect(site, SendMessage(site, execution_id, topic, data, given))
+        return sent
+
+    async def publish(
+        self, topic: str, key: str | None, value: Any, *, headers: Mapping[str, str | bytes] | None = None
+    ) -> None:
+        """Write a record to a topic of the allow-list, in the transaction that journals it (system.md 8.4).
+
+        ``value`` is bytes as they are, else JSON in UTF-8.
+
+        Raises:
+            StepFailedError: the topic does not take it.
+        """
+        what = f"record for topic {topic!r}"
+        data = (
+            bytes(value)
+            if isinstance(value, bytes | bytearray)
+            else json.dumps(dump_json(value, what), ensure_ascii=False, separators=(",", ":")).encode()
+        )
+        pairs = tuple((k, v if isinstance(v, bytes) else v.encode()) for k, v in (headers or {}).items())
+        site = self._machine.next_site()
+        await self._effect(site, PublishRecord(site, _name("topic", topic), key, data, pairs))
+
+    def continue_as_new(
+        self, input: Any = None, flow: FlowDefinition[..., Any] | str | None = None
+    ) -> NoReturn:  # noqa: A002
+        """End this execution and start its successor, with a fresh log, in the same chain and with the same inbox.
+
+        Ends the flow at once: it raises a signal that derives from BaseException.
+
+        Raises:
+            InvalidInputError: the input does not fit the flow.
+        """
+        machine = self._machine
+        machine.check_inside()
+        target = machine.flow if flow is None else flow
+        if isinstance(target, FlowDefinition):
+            workflow, data = target.name, target.accept_input(input)
+        else:
+            workflow, data = target, dump_json(input, f"input of flow {target!r}")
+        machine.end(ContinueAsNew(workflow, data))
+        raise ContinueSignal("the flow continues as new: never catch this")
+
+    async def _effect(self, site: str, command: StartChild | SendMessage | PublishRecord) -> Any:
+        future = self._machine.ask(command)
+        try:
+            return await future
+        except CancelledError:
+            self._machine.abandon(site)
+            raise
+
+
+async def _select(machine: FlowMachine, given: tuple[SelectArm, ...]) -> Selected:
+    if not given:
+        raise InvalidInputError("select", "it has no arms", "give at least one")
+    site = machine.next_site()
+    now_ms = machine.logical_ms
+    arms = tuple(Arm("timer", wake_at=now_ms + a.delay_ms) if isinstance(a, TimerArm) else a for a in given)
+    for index, arm in enumerate(arms):
+        if arm.child_id is not None and arm.child_id in machine.child_ends:
+            return _selected(index, arm, machine.child_ends[arm.child_id])
+    future = machine.ask(Wait(site, arms))
+    try:
+        answer: Answer = await future
+    except CancelledError:
+        machine.abandon(site)
+        raise
+    return _selected(answer.index, arms[answer.index], answer.value)
+
+
+def _selected(index: int, arm: Arm, value: Json) -> Selected:
+    if arm.kind == "child":
+        return _selected_child(index, arm, value)
+    what = f"message on topic {arm.topic!r}" if arm.kind == "inbox" else f"answer at gate {arm.gate!r}"
+    return Selected(index, arm, None, None if arm.kind == "timer" else load_json(value, arm.model, what))
+
+
+def _selected_child(index: int, arm: Arm, end: Json) -> Selected:
+    child_id = arm.child_id or ""
+    if not isinstance(end, dict):
+        return Selected(index, arm, ChildFailedError(child_id, "ended without a record"), None)
+    if end.get("status") == "completed":
+        value = load_json(end.get("output"), arm.model, f"result of child {child_id!r}")
+        return Selected(index, arm, None, value)
+    error = end.get("error") or {}
+    failed = ChildFailedError(
+        child_id, str(end.get("status", "failed")), str(error.get("type", "")), str(error.get("message", ""))
+    )
+    return Selected(index, arm, failed, None)
+
+
+def _delay_ms(
+    delay: float | dt.timedelta,
+    days: float,
+    hours: float,
+    minutes: float,
+    seconds: float,
+    milliseconds: float,
+) -> int:
+    extra = ((days * 24 + hours) * 60 + minutes) * 60_000 + seconds * 1000 + milliseconds
+    return max(0, round(_milliseconds(delay) + extra))
+
+
+def _milliseconds(duration: float | dt.timedelta) -> int:
+    seconds = duration.total_seconds() if isinstance(duration, dt.timedelta) else duration
+    return round(seconds * 1000)
+
+
+def _step_name(fn: Callable[..., Any]) -> str:
+    target = fn.func if isinstance(fn, functools.partial) else fn
+    return getattr(target, "__name__", None) or type(target).__name__
+
+
+def _user_topic(topic: str) -> str:
+    if topic.startswith(RESERVED_PREFIX):
+        raise InvalidInputError(
+            f"topic {topic[:64]!r}", f"{RESERVED_PREFIX} is reserved", "choose another name"
+        )
+    return _name("topic", topic)
+
+
+def _name(what: str, name: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise InvalidInputError(what, "its name is empty", "give it one")
+    return name
