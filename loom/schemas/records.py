@@ -195,9 +195,10 @@ class NotifyOp:
 
 @dataclass(frozen=True, slots=True)
 class CancelOp:
-    """Never apply the request of that id, if it was not applied before."""
+    """Never apply the request of that id, if it was not applied before; ``since`` is the offset of its first copy."""
 
     request_id: str
+    since: int | None = None
 
 
 RequestOp = (
