@@ -27,7 +27,10 @@ KAFKA_VERSION: Final = "4.4.0"
 READY_TIMEOUT_S: Final = 60.0
 _FORMAT_TIMEOUT_S: Final = 60.0
 _PROBE_S: Final = 0.05
-_JVM: Final = ("-Xmx512m", "-XX:TieredStopAtLevel=1")
+_JVM: Final = (
+    *("-Xmx512m", "-XX:TieredStopAtLevel=1"),
+    *("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true"),
+)
 
 TEST_PROPERTIES: Final[Mapping[str, str]] = {
     "offsets.topic.replication.factor": "1",

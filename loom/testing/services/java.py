@@ -8,6 +8,7 @@ at once; a download that was cut short leaves nothing that looks complete.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -33,6 +34,11 @@ _POM: Final = """\
       <groupId>org.apache.kafka</groupId>
       <artifactId>kafka_2.13</artifactId>
       <version>{version}</version>
+    </dependency>
+    <dependency>
+      <groupId>org.slf4j</groupId>
+      <artifactId>slf4j-simple</artifactId>
+      <version>1.7.36</version>
     </dependency>
   </dependencies>
 </project>
@@ -74,24 +80,25 @@ def kafka_jars(version: str) -> Path:
         ServiceMissingError: the jars are not in the cache and Maven is not there to get them.
         ServiceFailedError: Maven could not get them; the message ends with Maven's last lines.
     """
-    folder = cache_folder() / "kafka" / version
+    pom = _POM.format(version=version)
+    folder = cache_folder() / "kafka" / f"{version}-{hashlib.sha256(pom.encode()).hexdigest()[:8]}"
     if folder.is_dir():
         return folder
     maven = shutil.which("mvn")
     if maven is None:
         raise ServiceMissingError("Maven", "mvn is not on PATH", "install it (Debian: maven)")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f"{version}.lock").open("w") as lock:
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
-            _fetch(maven, version, folder)
+            _fetch(maven, pom, folder)
     return folder
 
 
-def _fetch(maven: str, version: str, target: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=f".{version}-", dir=target.parent) as name:
+def _fetch(maven: str, pom: str, target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as name:
         work = Path(name)
-        (work / "pom.xml").write_text(_POM.format(version=version))
+        (work / "pom.xml").write_text(pom)
         command = [
             maven,
             "--batch-mode",
@@ -107,7 +114,7 @@ def _fetch(maven: str, version: str, target: Path) -> None:
             raise ServiceFailedError("maven", f"no jars after {_FETCH_TIMEOUT_S:.0f} s", "") from error
         if done.returncode != 0 or not any((work / "libs").glob("kafka_2.13-*.jar")):
             tail = "\n".join((done.stdout + done.stderr).splitlines()[-8:])
-            raise ServiceFailedError("maven", f"could not get the jars of Apache Kafka {version}", tail)
+            raise ServiceFailedError("maven", f"could not get the jars of Apache Kafka {target.name}", tail)
         (work / "libs").rename(target)
 
 
