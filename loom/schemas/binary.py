@@ -87,10 +87,10 @@ def write_envelope(prefix: bytes, envelope: Envelope) -> bytes:
             "event envelope",
             f"a field is not of its type ({type(error).__name__})",
             "see loom/schemas/envelope.avsc",
-        ) from error
+        ) from None  # whose text may quote the field
 
 
-@lru_cache(64)  # events of one batch share theirs
+@lru_cache(64, typed=True)  # events of one batch share theirs
 def _timestamp(milliseconds: int) -> bytes:
     return write_long(_number(milliseconds, -MAX_LONG, MAX_LONG))
 

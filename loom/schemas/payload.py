@@ -36,8 +36,8 @@ def dump(value: Json, what: str = "payload") -> bytes:
         raw = to_json(value)
         if _may_be_unreadable(raw):
             from_json(raw, allow_inf_nan=False)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInputError(what, "it is no JSON that every reader can take", _REMEDY) from error
+    except (ValueError, RecursionError):  # whose text may quote the value
+        raise InvalidInputError(what, "it is no JSON that every reader can take", _REMEDY) from None
     return raw
 
 
