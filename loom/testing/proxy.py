@@ -152,7 +152,7 @@ class KafkaProxy:
 
     def disconnect(self) -> None:
         """Close every connection that stands now."""
-        self._loop.call_soon_threadsafe(lambda: [link.close() for link in self._links])
+        self._loop.call_soon_threadsafe(self._close_links)
 
     def _add(self, rule: Rule) -> Rule:
         rule._loop = self._loop  # noqa: SLF001 - a rule is part of its proxy
@@ -193,6 +193,10 @@ class KafkaProxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _close_links(self) -> None:
+        for link in self._links:
+            link.close()
 
     def now(self) -> float:
         """Seconds on the proxy's own clock."""

@@ -7,7 +7,7 @@ Headers repeat what an index needs, so that it is built without decoding a value
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from loom.schemas.records import (
     PARTITION_MARK_KEY,
@@ -26,8 +26,7 @@ from loom.topics.partitioner import partition_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from loom.schemas.envelope import Envelope
-    from loom.schemas.table import SchemaTable
+    from loom.schemas.codec import Codec
     from loom.stores.contracts import Clock
     from loom.stores.ops import Effect
     from loom.topics.catalogue import Catalogue
@@ -36,24 +35,6 @@ TICK_KEY: Final = "__loom_tick__"
 """Key of the record, without a value, by which a quiet partition rolls its segment so that deletions are carried out."""
 
 ANY_PARTITION: Final = -1
-
-
-class RecordCodec(Protocol):
-    """What records need of ``loom.schemas.codec.Codec``."""
-
-    table: SchemaTable
-
-    def encode_envelope(self, envelope: Envelope) -> bytes:
-        """Value of an event."""
-        ...
-
-    def encode(self, record: object) -> bytes:
-        """Value of any other record."""
-        ...
-
-    def decode(self, raw: bytes, cls: type[Any], what: str = ...) -> Any:
-        """Read such a value back."""
-        ...
 
 
 class Record(NamedTuple):
@@ -76,9 +57,7 @@ class Record(NamedTuple):
 class Records:
     """Makes the records of one partition's writer."""
 
-    def __init__(
-        self, codec: RecordCodec, catalogue: Catalogue, partition: int, node: str, clock: Clock
-    ) -> None:
+    def __init__(self, codec: Codec, catalogue: Catalogue, partition: int, node: str, clock: Clock) -> None:
         self._codec, self._catalogue, self._partition, self._node, self._clock = (
             codec,
             catalogue,
@@ -239,7 +218,7 @@ class EventHead(NamedTuple):
 _PLAIN: Final = 5
 
 
-def event_head(headers: Sequence[tuple[str, bytes]] | None) -> EventHead:
+def event_head(headers: Any) -> EventHead:
     """Read the headers of an event.
 
     Raises:

@@ -1,0 +1,98 @@
+"""Whether what was read of a partition is whole: gaps and torn batches (kafka.md, "Conditional append", last point).
+
+A stream's sequences have no gaps but what was trimmed, and a batch is there from its first event to its last. What
+breaks this is judged again on fresh marks, since only sequences from ``first`` on count; if it stands, that stream is
+broken. It is never passed over.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from loom.errors import StreamBrokenError
+from loom.stores.contracts import NO_EVENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loom.stores.kafka.records import EventHead
+    from loom.stores.rows import StreamRow
+
+_DELETED: Final = 2**63
+"""Lowest sequence still there of a stream that is gone."""
+
+
+class Continuity:
+    """Watches one reading: marks first, then events in log order. ``row`` gives the index's row of a stream."""
+
+    def __init__(self, row: Callable[[str], StreamRow | None]) -> None:
+        self._row = row
+        self._last: dict[str, int] = {}
+        self._held: dict[str, int] = {}
+        self._limits: dict[str, int] = {}
+        self._open: dict[str, tuple[int, int]] = {}
+        self._missing: dict[str, tuple[int, int, str]] = {}
+
+    def before_mark(self, stream_id: str) -> None:
+        """Note up to where the index held a stream before the mark that is about to be loaded."""
+        if stream_id not in self._held:
+            self._held[stream_id] = self._held_before(stream_id)
+
+    def mark(self, stream_id: str, row: StreamRow) -> None:
+        """Take what a mark says of where a stream begins."""
+        self._limits[stream_id] = _DELETED if row.deleted else row.first
+
+    def event(self, stream_id: str, head: EventHead) -> bool:
+        """Take the next event; False if it belongs to what was trimmed or deleted."""
+        sequence = head.sequence
+        limit = self._limits.get(stream_id, 0)
+        last = self._last.get(stream_id)
+        if last is None:
+            last = self._held_before(stream_id)
+        if sequence > last:
+            if sequence > last + 1 and (sequence > limit or last == NO_EVENTS):
+                self._note(stream_id, last + 1, sequence - 1, "events before a later one are missing")
+            torn = self._open.pop(stream_id, None)
+            if torn is not None and (head.position, head.size) != (torn[0] + 1, torn[1]):
+                self._note(stream_id, sequence, sequence, "the batch before it is not whole")
+            if head.position + 1 < head.size:
+                self._open[stream_id] = (head.position, head.size)
+            self._last[stream_id] = sequence
+        return sequence >= limit or (sequence == 0 and limit < _DELETED)
+
+    def end(self) -> bool:
+        """Everything was read; note what is missing at the ends. True if all is whole."""
+        for stream_id, (position, size) in self._open.items():
+            last = self._last[stream_id]
+            self._note(stream_id, last + 1, last + size - position - 1, "its last batch is not whole")
+        for stream_id, held in self._held.items():
+            row = self._row(stream_id)
+            last = self._last.get(stream_id, held)
+            if row is not None and row.exists and row.first <= row.head and last < row.head:
+                self._note(stream_id, last + 1, row.head, "events below its mark are missing")
+        return not self._missing
+
+    def broken(self) -> dict[str, StreamBrokenError]:
+        """Streams of which something is missing by the marks as they are now."""
+        return {
+            stream_id: StreamBrokenError(stream_id, first, problem)
+            for stream_id, (first, last, problem) in self._missing.items()
+            if self._counts(stream_id, first, last)
+        }
+
+    def _counts(self, stream_id: str, first: int, last: int) -> bool:
+        row = self._row(stream_id)
+        if row is None:
+            return True
+        return not row.deleted and (first == 0 or last >= row.first)
+
+    def _held_before(self, stream_id: str) -> int:
+        """Head up to which the index held the stream before this reading."""
+        held = self._held.get(stream_id)
+        if held is None:
+            row = self._row(stream_id)
+            held = NO_EVENTS if row is None else row.head
+        return held
+
+    def _note(self, stream_id: str, first: int, last: int, problem: str) -> None:
+        self._missing.setdefault(stream_id, (first, last, problem))

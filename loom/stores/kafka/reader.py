@@ -1,0 +1,97 @@
+"""Ends of a partition's topics, and a consumer that reads to them in no group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not in its __all__
+
+from loom.stores.kafka.client import reader_config, store_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from confluent_kafka.admin import AdminClient
+
+BATCH: Final = 10_000
+"""Messages taken from the client at once."""
+END_OF_PARTITION: Final[int] = KafkaError._PARTITION_EOF  # noqa: SLF001 - the client's name for it
+_POLL_S: Final = 0.1
+_REQUEST_S: Final = 5.0
+_LASTING: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.OFFSET_OUT_OF_RANGE,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client's names for them
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+        KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
+    }
+)
+"""Errors of a partition that do not go away by themselves."""
+
+
+class Ends:
+    """Offsets of a partition's topics as the brokers know them now."""
+
+    def __init__(self, admin: AdminClient, partition: int, bootstrap: str) -> None:
+        self._admin, self._partition, self._bootstrap = admin, partition, bootstrap
+
+    def written(self, topics: Sequence[str]) -> dict[str, int]:
+        """Ends of the logs, open transactions included.
+
+        Raises:
+            UnreachableError, TopicsError, BrokerError: the brokers do not say.
+        """
+        return self._ask(topics, IsolationLevel.READ_UNCOMMITTED)
+
+    def stable(self, topics: Sequence[str]) -> dict[str, int]:
+        """Ends below which no transaction is open; raises as ``written``."""
+        return self._ask(topics, IsolationLevel.READ_COMMITTED)
+
+    def _ask(self, topics: Sequence[str], level: IsolationLevel) -> dict[str, int]:
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        wanted = {TopicPartition(topic, self._partition): latest for topic in topics}
+        try:
+            asked = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=_REQUEST_S)
+            return {place.topic: int(future.result(_REQUEST_S + 1).offset) for place, future in asked.items()}
+        except (KafkaException, TimeoutError) as error:
+            raise store_error(error, "read the ends of the log", self._bootstrap) from None
+
+
+class LogReader:
+    """A consumer of one partition of some topics, committed records only; it belongs to no group."""
+
+    def __init__(self, bootstrap: str, kafka: Mapping[str, Any], partition: int, client_id: str) -> None:
+        self._partition, self._bootstrap = partition, bootstrap
+        self._consumer = Consumer(reader_config(bootstrap, kafka, client_id=client_id))
+
+    def assign(self, starts: Mapping[str, int]) -> None:
+        """Read these topics, each from its offset, and no others."""
+        self._consumer.assign([TopicPartition(t, self._partition, at) for t, at in starts.items()])
+
+    def take(self) -> list[Any]:
+        """Take what has come within a moment.
+
+        The end of a partition, as far as it is stable, comes as a message with the error ``END_OF_PARTITION``; its
+        offset is the position, whatever control records and aborted data lie before it.
+
+        Raises:
+            StoreError: an error that does not go away by itself.
+        """
+        try:
+            messages = self._consumer.consume(BATCH, _POLL_S)
+        except KafkaException as raised:
+            raise store_error(raised, "read the log", self._bootstrap) from None
+        for message in messages:
+            error = message.error()
+            if error is not None and (error.code() in _LASTING or error.fatal()):
+                raise store_error(KafkaException(error), "read the log", self._bootstrap)
+        return messages
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._consumer.close()

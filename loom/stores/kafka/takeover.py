@@ -1,0 +1,248 @@
+"""Reading a partition to its end: what stands between the fence and the first answer (kafka.md, "Tenure").
+
+The end is captured after the fence and reached by position: control records and aborted data leave holes, and the last
+offset may be one, so nothing is counted. Another's open transaction holds the stable offset below the end; then this
+waits, or fails: it never gives less as if it were all.
+
+Marks are read first. A stream's row starts from its mark, and events above the mark's head go on top; so whether a
+missing sequence was trimmed or lost is known when it is met.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+from confluent_kafka import OFFSET_BEGINNING
+
+from loom.errors import DecodeError, IncompleteReadError, StreamBrokenError, TopicsError
+from loom.schemas.records import PARTITION_MARK_KEY, SCHEMA_NOTE_PREFIX, PartitionMark, SchemaNote, StreamMark
+from loom.stores.contracts import NO_EVENTS
+from loom.stores.kafka.continuity import Continuity
+from loom.stores.kafka.reader import END_OF_PARTITION, Ends, LogReader
+from loom.stores.kafka.records import TICK_KEY, EventHead, event_head, row_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from loom.schemas.codec import Codec
+    from loom.stores.kafka.deadline import Deadline
+    from loom.stores.rows import StreamRow
+    from loom.topics.catalogue import Catalogue
+
+_log = logging.getLogger("loom.kafka.takeover")
+
+
+class Loadable(Protocol):
+    """An index as a takeover fills it. Marks come first, then events and snapshots, each in log order.
+
+    Records may come again (a retake reads from the last position known): loading one twice changes nothing.
+    """
+
+    def row(self, stream_id: str) -> StreamRow | None:
+        """As ``Index.row``."""
+        ...
+
+    def load_mark(self, stream_id: str, row: StreamRow | None) -> None:
+        """Start the stream's row from its mark, the index keeps ``row``; None: the mark was tombstoned."""
+        ...
+
+    def load_event(self, stream_id: str, head: EventHead, value: bytes) -> None:
+        """Keep an encoded event; above the row's head it becomes the head."""
+        ...
+
+    def load_drop(self, stream_id: str, sequence: int) -> None:
+        """Forget an event."""
+        ...
+
+    def load_snapshot(self, execution_id: str, sequence: int, value: bytes | None) -> None:
+        """Keep an encoded snapshot; None: it was deleted (``sequence`` says nothing then)."""
+        ...
+
+
+class Takeover:
+    """Readings of one partition into an index: first everything, or what is new since a checkpoint; then what is new.
+
+    Attributes:
+        positions: next offset per topic; advanced as a reading goes.
+        applied: highest request offsets applied, per source, by the partition's own mark.
+        marked: whether the partition has a mark of its own.
+        notes: fingerprints of the schemas kept with the log.
+        tombstones: time (ms) of the last deletion per topic.
+        appended: time (ms) of the last record per topic.
+        broken: streams in which a gap or a torn batch stands.
+        found: records of the last reading.
+    """
+
+    def __init__(
+        self,
+        *,
+        partition: int,
+        catalogue: Catalogue,
+        codec: Codec,
+        index: Loadable,
+        ends: Ends,
+        make_reader: MakeReader,
+    ) -> None:
+        self._partition, self._catalogue, self._codec, self._index = partition, catalogue, codec, index
+        self._ends, self._make_reader = ends, make_reader
+        self._continuity = Continuity(index.row)
+        self.positions: dict[str, int] = {}
+        self.applied: dict[str, int] = {}
+        self.marked = False
+        self.notes: set[str] = set()
+        self.tombstones: dict[str, int] = {}
+        self.appended: dict[str, int] = {}
+        self.broken: dict[str, StreamBrokenError] = {}
+        self.found = 0
+
+    def read(self, deadline: Deadline, wait: Callable[[], None]) -> None:
+        """Read every topic to the end captured now. ``wait`` is called again and again; it may raise to stop.
+
+        Raises:
+            IncompleteReadError: an open transaction of another hid the end until ``deadline``.
+            TopicsError: a topic is missing, or the log was made with another number of partitions.
+            UnreachableError, BrokerError: the brokers do not answer, or refuse.
+            DecodeError: the partition's own mark cannot be read.
+        """
+        self.found = 0
+        self._continuity = Continuity(self._index.row)
+        names = self._catalogue
+        logs: dict[str, Handler] = dict.fromkeys(
+            (names.executions, names.inbox, names.quarantine), self._event
+        )
+        logs[names.snapshots] = self._snapshot
+        marks: dict[str, Handler] = {names.marks: self._mark}
+        ends = self._ends.written([*marks, *logs])
+        with self._make_reader() as reader:
+            for handlers in (marks, logs):
+                self._read_to({t: ends[t] for t in handlers}, handlers, reader, deadline, wait)
+            if not self._continuity.end():
+                # judged again: a stream may have been trimmed between the reading of its mark and of its events
+                self._read_to(self._ends.written(list(marks)), marks, reader, deadline, wait)
+                self.broken.update(self._continuity.broken())
+        self._continuity = Continuity(self._index.row)
+
+    def _read_to(
+        self,
+        ends: Mapping[str, int],
+        handlers: Mapping[str, Handler],
+        reader: LogReader,
+        deadline: Deadline,
+        wait: Callable[[], None],
+    ) -> None:
+        for topic, end in ends.items():
+            if end == 0:
+                self.positions.setdefault(topic, 0)
+        behind = {topic: end for topic, end in ends.items() if self.positions.get(topic, -1) < end}
+        if not behind:
+            return
+        reader.assign({topic: self.positions.get(topic, OFFSET_BEGINNING) for topic in behind})
+        while behind:
+            wait()
+            if deadline.passed:
+                topic, end = next(iter(behind.items()))
+                raise IncompleteReadError(topic, self._partition, self.positions.get(topic, 0), end)
+            for topic, position in self._take(reader, handlers).items():
+                self.positions[topic] = position
+                if topic in behind and position >= behind[topic]:
+                    del behind[topic]
+
+    def _take(self, reader: LogReader, handlers: Mapping[str, Handler]) -> dict[str, int]:
+        """Load what has come; return how far each topic got."""
+        reached: dict[str, int] = {}
+        last: dict[str, Any] = {}
+        for message in reader.take():
+            topic = message.topic()
+            error = message.error()
+            if error is None:
+                handlers[topic](topic, message)
+                self.found += 1
+                last[topic] = message
+                reached[topic] = message.offset() + 1
+            elif error.code() == END_OF_PARTITION:
+                reached[topic] = message.offset()
+        self.appended.update({topic: message.timestamp()[1] for topic, message in last.items()})
+        return reached
+
+    # -- events and snapshots --------------------------------------------------------------------------------
+
+    def _event(self, topic: str, message: Any) -> None:
+        key = message.key().decode()
+        stream_id, _, sequence = key.rpartition("/")
+        value = message.value()
+        if value is None:
+            if key != TICK_KEY:
+                self.tombstones[topic] = message.timestamp()[1]
+                self._index.load_drop(stream_id, int(sequence))
+            return
+        try:
+            head: EventHead | None = event_head(message.headers())
+        except (KeyError, ValueError):
+            head = self._head_of(topic, message.offset(), value)
+        if head is not None and self._continuity.event(stream_id, head):
+            self._index.load_event(stream_id, head, value)
+
+    def _head_of(self, topic: str, offset: int, value: bytes) -> EventHead | None:
+        """Read an event whose headers were lost on its way; what is no event is passed over: its place is a gap."""
+        try:
+            envelope = self._codec.decode_envelope(value, topic)
+        except DecodeError as error:
+            _log.warning("%s[%d] at %d: %s", topic, self._partition, offset, error)
+            return None
+        return EventHead(
+            envelope.type, envelope.sequence, envelope.id, 0, 1, envelope.timestamp, None, None, ()
+        )
+
+    def _snapshot(self, topic: str, message: Any) -> None:
+        key = message.key().decode()
+        value = message.value()
+        if value is not None:
+            headers = dict(message.headers() or ())
+            self._index.load_snapshot(key, int(headers.get("sequence", NO_EVENTS)), value)
+        elif key != TICK_KEY:
+            self.tombstones[topic] = message.timestamp()[1]
+            self._index.load_snapshot(key, NO_EVENTS, None)
+
+    # -- marks -----------------------------------------------------------------------------------------------
+
+    def _mark(self, topic: str, message: Any) -> None:
+        key = message.key().decode()
+        value = message.value()
+        if value is None:
+            if key != TICK_KEY:
+                self.tombstones[topic] = message.timestamp()[1]
+                self._index.load_mark(key, None)
+        elif key == PARTITION_MARK_KEY:
+            self._own_mark(self._codec.decode(value, PartitionMark, key))
+        elif key.startswith(SCHEMA_NOTE_PREFIX):
+            note = self._codec.decode(value, SchemaNote, key)
+            self._codec.table.add(note.schema, note.registry_id)
+            self.notes.add(note.fingerprint)
+        else:
+            self._stream_mark(key, value)
+
+    def _stream_mark(self, stream_id: str, value: bytes) -> None:
+        self._continuity.before_mark(stream_id)
+        try:
+            row = row_of(self._codec.decode(value, StreamMark, "stream mark"))
+        except DecodeError as error:
+            problem = f"its mark cannot be read ({error.problem})"
+            self.broken[stream_id] = StreamBrokenError(stream_id, 0, problem)
+            return
+        self._continuity.mark(stream_id, row)
+        self._index.load_mark(stream_id, row)
+
+    def _own_mark(self, mark: PartitionMark) -> None:
+        if mark.partitions != self._catalogue.partitions:
+            raise TopicsError(
+                (f"the log was made with {mark.partitions} partitions, not {self._catalogue.partitions}",),
+                "set partitions to that number; growing is a migration to a new topic_prefix",
+            )
+        self.marked = True
+        self.applied = {"appends": mark.appends_offset, "commands": mark.commands_offset}
+
+
+if TYPE_CHECKING:
+    Handler = Callable[[str, Any], None]
+    MakeReader = Callable[[], LogReader]
