@@ -27,6 +27,7 @@
     │   ├── WrongHeadError                another append was first
     │   ├── StaleFenceError               another driver took the execution
     │   ├── DecodeError                   bytes that are no record of ours
+    │   ├── SchemaUnreadableError, SchemaRefusedError, RegistryError   exit 2
     │   ├── StreamBrokenError             a gap or torn batch that stands
     │   ├── UnreachableError              exit 3: broker or Redis
     │   ├── StoreRefusedError             a server answers, and refuses
@@ -313,6 +314,39 @@ class DecodeError(StoreError):
     def __init__(self, what: str, problem: str) -> None:
         self.what, self.problem = what, problem
         super().__init__(f"{what} cannot be read: {problem}; check that its writer uses loom's schemas")
+
+
+class SchemaUnreadableError(StoreError):
+    """A schema that is no Avro schema of a record, or that nobody can give."""
+
+    exit_status = 2
+
+    def __init__(self, schema: str, problem: str) -> None:
+        self.schema, self.problem = schema, problem
+        super().__init__(f"schema {schema} cannot be read: {problem}; check registry_url, or run `loom topics apply`")
+
+
+class SchemaRefusedError(StoreError):
+    """The registry does not take a schema: what is registered for the subject does not go with it."""
+
+    exit_status = 2
+
+    def __init__(self, subject: str, status: int) -> None:
+        self.subject, self.status = subject, status
+        super().__init__(
+            f"the schema registry refused the schema of {subject!r} (status {status}): it does not go with what is "
+            "registered there; choose another topic_prefix, or run the release that registered it"
+        )
+
+
+class RegistryError(StoreError):
+    """The schema registry answers, but not as a Confluent-compatible one does."""
+
+    exit_status = 2
+
+    def __init__(self, doing: str, problem: str) -> None:
+        self.doing, self.problem = doing, problem
+        super().__init__(f"cannot {doing}: the schema registry answered with {problem}; check registry_url")
 
 
 class StreamBrokenError(StoreError):

@@ -15,25 +15,13 @@ from typing import Any, Final
 
 from fastavro.schema import SchemaParseException, fingerprint, parse_schema, to_parsing_canonical_form
 
-from loom.errors import DecodeError, StoreError
+from loom.errors import DecodeError, SchemaUnreadableError
 
 MAX_SCHEMAS: Final = 1024
 """Most schemas that one table holds."""
 
 SchemaSource = Callable[[int], str]
 """Returns the schema text of a registry id; raises ``UnreachableError`` or ``SchemaUnreadableError``."""
-
-
-class SchemaUnreadableError(StoreError):
-    """A schema that is no Avro schema of a record, or that nobody can give."""
-
-    exit_status = 2
-
-    def __init__(self, what: str, problem: str) -> None:
-        self.what, self.problem = what, problem
-        super().__init__(
-            f"schema {what} cannot be read: {problem}; check registry_url, or run `loom topics apply`"
-        )
 
 
 @dataclass(frozen=True, slots=True)

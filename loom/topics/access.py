@@ -22,8 +22,9 @@ ROLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Acl:
-    """One permission, for any host. ``resource`` is ``topic``, ``group`` or ``transactionalId``; ``pattern`` is
-    ``literal`` or ``prefix``.
+    """One permission, for any host.
+
+    ``resource`` is ``topic``, ``group`` or ``transactionalId``, ``pattern`` is ``literal`` or ``prefix``.
     """
 
     role: str

@@ -6,13 +6,15 @@ Provisioning, the Strimzi export, the checks of every role and the documentation
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from loom.errors import ConfigError
 from loom.ids import stream_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
