@@ -14,25 +14,35 @@ from loom.kernel.commands import (
     StartChild,
     Wait,
 )
-from loom.kernel.context import (
-    CHILD_TOPIC_PREFIX,
-    ChildHandle,
-    Context,
-    Selected,
-    child,
-    child_topic,
-    gate,
-    receive,
-    timer,
-)
+from loom.kernel.context import ChildHandle, Context, Selected, child, gate, receive, timer
 from loom.kernel.flow import FlowDefinition, FlowRegistry, collect_flows, flow
 from loom.kernel.guard import SEALED_WALK_BUDGET, Verdict, assert_deliverable, check_ingest, inspect_payload
+from loom.kernel.inbox import (
+    CHILD_TOPIC_PREFIX,
+    DEDUPE_WINDOW,
+    Delivery,
+    Disposal,
+    InboxMessage,
+    Plan,
+    carried_inbox,
+    child_topic,
+    dump_waits,
+    find_gate,
+    is_stale,
+    load_waits,
+    message_of,
+    next_delivery,
+    topics_of,
+    wakes_of,
+)
 from loom.kernel.machine import MAX_ERROR_CHARS, DecisionSources, FlowMachine, RunInfo
 from loom.kernel.retry import NO_RETRY, RetryPolicy
+from loom.kernel.state import ExecutionState, fold, from_json, history, to_json
 from loom.kernel.values import dump_json, load_json
 
 __all__ = [
     "CHILD_TOPIC_PREFIX",
+    "DEDUPE_WINDOW",
     "MAX_ERROR_CHARS",
     "NO_RETRY",
     "SEALED_WALK_BUDGET",
@@ -44,10 +54,15 @@ __all__ = [
     "Context",
     "ContinueAsNew",
     "DecisionSources",
+    "Delivery",
+    "Disposal",
+    "ExecutionState",
     "Fail",
     "FlowDefinition",
     "FlowMachine",
     "FlowRegistry",
+    "InboxMessage",
+    "Plan",
     "PublishRecord",
     "RecordDecision",
     "RetryPolicy",
@@ -59,15 +74,28 @@ __all__ = [
     "Verdict",
     "Wait",
     "assert_deliverable",
+    "carried_inbox",
     "check_ingest",
     "child",
     "child_topic",
     "collect_flows",
     "dump_json",
+    "dump_waits",
+    "find_gate",
     "flow",
+    "fold",
+    "from_json",
     "gate",
+    "history",
     "inspect_payload",
+    "is_stale",
     "load_json",
+    "load_waits",
+    "message_of",
+    "next_delivery",
     "receive",
     "timer",
+    "to_json",
+    "topics_of",
+    "wakes_of",
 ]

@@ -22,6 +22,7 @@ from loom.kernel.commands import (
     Wait,
 )
 from loom.kernel.flow import FlowDefinition
+from loom.kernel.inbox import child_topic
 from loom.kernel.retry import RetryPolicy
 from loom.kernel.values import dump_json, load_json, output_model
 
@@ -33,18 +34,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 M = TypeVar("M")
 
-CHILD_TOPIC_PREFIX: Final = "__loom_child__:"
-"""Topic on which a child's end reaches its parent's inbox."""
-
 HISTORY_HINT: Final = 10_000
 """History length from which ``ctx.should_continue_as_new`` is true: the same on every node, for ever."""
 
 _DEFAULT_RETRY: Final = RetryPolicy()
-
-
-def child_topic(child_id: str) -> str:
-    """The reserved topic of a child's end."""
-    return CHILD_TOPIC_PREFIX + child_id
 
 
 class ContinueSignal(BaseException):
@@ -403,7 +396,7 @@ class Context:
 
     def continue_as_new(
         self, input: Any = None, flow: FlowDefinition[..., Any] | str | None = None
-    ) -> NoReturn:  # noqa: A002
+    ) -> NoReturn:
         """End this execution and start its successor, with a fresh log, in the same chain and with the same inbox.
 
         Ends the flow at once: it raises a signal that derives from BaseException.

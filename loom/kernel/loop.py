@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import sys
-import zlib
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -74,6 +73,8 @@ class FlowTask(asyncio.Task[Any]):
         self._hash = order
         self.scope = scope
         super().__init__(coro, loop=loop, name=scope.name, context=context)
+        # Out of asyncio's process-wide set of tasks: there, first tasks of all flows would share one hash.
+        asyncio.tasks._unregister_task(self)  # noqa: SLF001 - the documented hook of loop implementers
 
     def __hash__(self) -> int:
         return self._hash
@@ -158,20 +159,16 @@ def _is_foreign(error: RuntimeError) -> bool:
 
 
 class FlowLoop(asyncio.AbstractEventLoop):
-    """Event loop of one flow run.
+    """Event loop of one flow run."""
 
-    ``origin`` is the id under which the log began (a fork keeps its parent's): with the order of creation it makes
-    the hash of tasks, spread over executions and equal in every process.
-    """
-
-    def __init__(self, timers: TimerPort, origin: str) -> None:
+    def __init__(self, timers: TimerPort) -> None:
         self.timers = timers
         self.now_ms = 0
         self.complaints: deque[str] = deque(maxlen=MAX_COMPLAINTS)
         self._ready: deque[asyncio.Handle] = deque()
         self._tasks: list[FlowTask] = []
         self._sweep_at = 64
-        self._order = zlib.crc32(origin.encode()) << 16
+        self._order = 0
         self._callbacks_scope = Scope(_CALLBACK_SCOPE)
         self._running = False
         self._closed = False
@@ -412,12 +409,43 @@ def _refused(what: str) -> Any:
     return refuse
 
 
-for _name in (
-    "add_reader add_signal_handler add_writer call_soon_threadsafe connect_accepted_socket connect_read_pipe "
-    "connect_write_pipe create_connection create_datagram_endpoint create_server create_unix_connection "
-    "create_unix_server getaddrinfo getnameinfo remove_reader remove_signal_handler remove_writer run_forever "
-    "run_in_executor run_until_complete sendfile set_default_executor set_exception_handler set_task_factory "
-    "sock_accept sock_connect sock_recv sock_recv_into sock_recvfrom sock_recvfrom_into sock_sendall sock_sendfile "
-    "sock_sendto start_tls stop subprocess_exec subprocess_shell"
-).split():
+for _name in [
+    "add_reader",
+    "add_signal_handler",
+    "add_writer",
+    "call_soon_threadsafe",
+    "connect_accepted_socket",
+    "connect_read_pipe",
+    "connect_write_pipe",
+    "create_connection",
+    "create_datagram_endpoint",
+    "create_server",
+    "create_unix_connection",
+    "create_unix_server",
+    "getaddrinfo",
+    "getnameinfo",
+    "remove_reader",
+    "remove_signal_handler",
+    "remove_writer",
+    "run_forever",
+    "run_in_executor",
+    "run_until_complete",
+    "sendfile",
+    "set_default_executor",
+    "set_exception_handler",
+    "set_task_factory",
+    "sock_accept",
+    "sock_connect",
+    "sock_recv",
+    "sock_recv_into",
+    "sock_recvfrom",
+    "sock_recvfrom_into",
+    "sock_sendall",
+    "sock_sendfile",
+    "sock_sendto",
+    "start_tls",
+    "stop",
+    "subprocess_exec",
+    "subprocess_shell",
+]:
     setattr(FlowLoop, _name, _refused(f"loop.{_name}"))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import events
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from loom.errors import (
@@ -32,7 +32,6 @@ from loom.kernel.commands import (
     Arm,
     Command,
     Complete,
-    ContinueAsNew,
     Fail,
     RecordDecision,
     RunStep,
@@ -56,8 +55,7 @@ class RunInfo:
     """What a run knows of itself before its first event.
 
     ``input`` is recorded JSON. ``started_at`` is the timestamp of sequence 0, in milliseconds, and the first logical
-    time. ``origin`` is the execution id under which the log began: a fork passes its parent's (None: its own).
-    ``erased`` names the subject if the log holds a tombstone for it.
+    time. ``erased`` names the subject if the log holds a tombstone for it.
     """
 
     execution_id: str
@@ -69,7 +67,6 @@ class RunInfo:
     principal: Mapping[str, Json] | None = None
     parent: Mapping[str, Json] | None = None
     continued_from: str | None = None
-    origin: str | None = None
     erased: str | None = None
 
 
@@ -89,7 +86,7 @@ class FlowMachine:
         self.flow = flow
         self.info = info
         self.sources = sources
-        self.loop = FlowLoop(self, info.origin or info.execution_id)
+        self.loop = FlowLoop(self)
         self.loop.now_ms = info.started_at
         self.child_ends: dict[str, Json] = {}
         self._root: asyncio.Task[Any] | None = None
@@ -343,8 +340,8 @@ class FlowMachine:
             self._guard(data)
         at = data.get("at", envelope.timestamp)
         self.loop.now_ms = max(self.loop.now_ms, at)
-        self._applied += 1
         if self._settle(site, ask, envelope):
+            self._applied += 1
             self._run()
 
     def _settle(self, site: str, ask: Ask, envelope: Envelope) -> bool:

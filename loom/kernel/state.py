@@ -7,14 +7,12 @@ folded record (``to_json``) are those of the seed: ``_waitAnswers``, ``_inbox.cu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 from loom.errors import DecodeError, StreamBrokenError
-from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind
-
-DEDUPE_WINDOW: Final = 1_024
-"""How many keys of consumed messages a chain remembers. A constant of the fold: a fold reads no setting."""
+from loom.kernel.inbox import CHILD_TOPIC_PREFIX, remember, seed_inbox
+from loom.schemas.envelope import Envelope, Json, Kind
 
 STATE_VERSION: Final = 1
 
@@ -31,7 +29,8 @@ class ExecutionState:
     ``cancelled`` or ``continued``; ``""`` before the first event. ``answers`` holds each site's recorded event, by
     site, so that a flow can be replayed from a state alone (None: a lean state, which cannot). ``cursors`` and
     ``dedupe`` are the inbox (insertion-ordered, oldest first). ``children`` are those whose end was not consumed.
-    ``unproductive`` counts recoveries since the last progress. Payloads are shared with the log's envelopes: readers
+    ``unproductive`` counts recoveries since the last progress. ``erasure`` (intent) and ``shredded`` (tombstone) give the
+    sequence at which each subject's stands. Payloads are shared with the log's envelopes: readers
     never change them.
     """
 
@@ -62,10 +61,302 @@ class ExecutionState:
     successor: str | None = None
     recovered: int = 0
     unproductive: int = 0
-    erasure: dict[str, dict[str, Json]] = field(default_factory=dict)
+    erasure: dict[str, int] = field(default_factory=dict)
+    shredded: dict[str, int] = field(default_factory=dict)
     outcome: Json = None
 
     @property
     def finished(self) -> bool:
         """Whether the execution has ended."""
         return self.status in FINISHED
+
+
+def history(state: ExecutionState) -> list[Envelope]:
+    """The recorded results and decisions that a state holds, in log order: what ``FlowMachine.replay`` takes.
+
+    Raises:
+        ValueError: the state is lean.
+    """
+    if state.answers is None:
+        raise ValueError("a lean state holds no answers; read the log")
+    return sorted(state.answers.values(), key=lambda e: e.sequence)
+
+
+def fold(state: ExecutionState, envelope: Envelope) -> bool:
+    """Fold one event of the log into ``state``, in place.
+
+    Returns:
+        Whether it was applied. An event at or below the head is ignored (feeds may overlap); so is, but for the head,
+        an event of an unknown kind, or one that cannot follow the execution's end.
+
+    Raises:
+        StreamBrokenError: the event does not follow the head.
+    """
+    sequence = envelope.sequence
+    if sequence <= state.head:
+        return False
+    if sequence != state.head + 1:
+        raise StreamBrokenError(envelope.stream_id, sequence, f"it follows {state.head}")
+    state.head = sequence
+    state.timestamp = envelope.timestamp
+    handler = _HANDLERS.get(envelope.type)
+    if handler is not None and (envelope.type in _AFTER_THE_END or state.status not in FINISHED):
+        handler(state, envelope)
+    return True
+
+
+def _started(state: ExecutionState, envelope: Envelope) -> None:
+    data = envelope.data
+    state.execution_id = envelope.stream_id
+    state.status = RUNNING
+    state.workflow = data.get("workflow", "")
+    state.chain_id = data.get("chainId") or envelope.stream_id
+    state.subject = data.get("subject")
+    state.principal = data.get("principal")
+    state.input = data.get("input")
+    state.started_at = envelope.timestamp
+    state.parent = data.get("parent")
+    forked = data.get("forkedFrom")
+    state.forked_from = forked.get("executionId") if isinstance(forked, Mapping) else None
+    continued = data.get("continuedFrom")
+    if isinstance(continued, Mapping):
+        state.continued_from = continued.get("executionId")
+        carried = continued.get("carried")
+        if isinstance(carried, Mapping):
+            seed_inbox(state, carried)
+
+
+def _suspended(state: ExecutionState, envelope: Envelope) -> None:
+    state.status = SUSPENDED
+    state.waits = tuple(envelope.data.get("waits", ()))
+    state.unproductive = 0
+
+
+def _resumed(state: ExecutionState, envelope: Envelope) -> None:
+    state.status = RUNNING
+    state.waits = ()
+    if envelope.data.get("kind") in {"timer", "gate"}:
+        _keep(state, envelope)
+
+
+def _recovered(state: ExecutionState, _envelope: Envelope) -> None:
+    state.status = RUNNING
+    state.waits = ()
+    state.recovered += 1
+    state.unproductive += 1
+
+
+def _step_completed(state: ExecutionState, envelope: Envelope) -> None:
+    state.steps += 1
+    _keep(state, envelope)
+
+
+def _step_failed(state: ExecutionState, envelope: Envelope) -> None:
+    if envelope.data.get("final"):
+        state.steps += 1
+    _keep(state, envelope)
+
+
+def _decided(state: ExecutionState, envelope: Envelope) -> None:
+    site = envelope.data.get("siteId")
+    if envelope.data.get("kind") == "patched" and isinstance(site, str):
+        state.patched[site.partition(":")[2]] = None
+    _keep(state, envelope)
+
+
+def _child_started(state: ExecutionState, envelope: Envelope) -> None:
+    data = envelope.data
+    state.children[data.get("childId", "")] = {
+        "workflow": data.get("workflow"),
+        "cancelWithParent": data.get("cancelWithParent", True),
+    }
+    _keep(state, envelope)
+
+
+def _consumed(state: ExecutionState, envelope: Envelope) -> None:
+    data = envelope.data
+    topic, position, key = data.get("topic"), data.get("inboxSeq"), data.get("messageId")
+    if isinstance(topic, str) and isinstance(position, int):
+        if position > state.cursors.get(topic, -1):
+            state.cursors[topic] = position
+        if topic.startswith(CHILD_TOPIC_PREFIX):
+            state.children.pop(topic[len(CHILD_TOPIC_PREFIX) :], None)
+    if isinstance(key, str):
+        remember(state, key)
+    if "siteId" in data and not data.get("reason"):
+        state.status = RUNNING
+        state.waits = ()
+        _keep(state, envelope)
+
+
+def _kept(state: ExecutionState, envelope: Envelope) -> None:
+    _keep(state, envelope)
+
+
+def _keep(state: ExecutionState, envelope: Envelope) -> None:
+    """Keep a site's recorded event; a failed attempt gives way to the next."""
+    state.unproductive = 0
+    site = envelope.data.get("siteId")
+    if state.answers is not None and isinstance(site, str):
+        state.answers[site] = envelope
+
+
+def _completed(state: ExecutionState, envelope: Envelope) -> None:
+    _ended(state, "completed")
+    state.output = envelope.data.get("output")
+
+
+def _failed(state: ExecutionState, envelope: Envelope) -> None:
+    _ended(state, "failed")
+    state.error = envelope.data.get("error")
+
+
+def _cancelled(state: ExecutionState, envelope: Envelope) -> None:
+    _ended(state, "cancelled")
+    state.reason = envelope.data.get("reason")
+
+
+def _continued(state: ExecutionState, envelope: Envelope) -> None:
+    _ended(state, "continued")
+    state.successor = envelope.data.get("successorId")
+
+
+def _ended(state: ExecutionState, status: str) -> None:
+    state.status = status
+    state.waits = ()
+
+
+def _erasure_pending(state: ExecutionState, envelope: Envelope) -> None:
+    state.erasure.setdefault(_subject(envelope), envelope.sequence)
+
+
+def _shredded(state: ExecutionState, envelope: Envelope) -> None:
+    state.shredded.setdefault(_subject(envelope), envelope.sequence)
+
+
+def _subject(envelope: Envelope) -> str:
+    return str(envelope.data.get("subjectId", envelope.data.get("subject", "")))
+
+
+def _outcome(state: ExecutionState, envelope: Envelope) -> None:
+    state.outcome = envelope.data.get("outcome")
+
+
+_HANDLERS: Final[dict[str, Callable[[ExecutionState, Envelope], None]]] = {
+    Kind.EXECUTION_STARTED: _started,
+    Kind.EXECUTION_SUSPENDED: _suspended,
+    Kind.EXECUTION_RESUMED: _resumed,
+    Kind.EXECUTION_RECOVERED: _recovered,
+    Kind.EXECUTION_COMPLETED: _completed,
+    Kind.EXECUTION_FAILED: _failed,
+    Kind.EXECUTION_CANCELLED: _cancelled,
+    Kind.EXECUTION_CONTINUED: _continued,
+    Kind.STEP_COMPLETED: _step_completed,
+    Kind.STEP_FAILED: _step_failed,
+    Kind.DECISION_RECORDED: _decided,
+    Kind.CHILD_STARTED: _child_started,
+    Kind.MESSAGE_SENT: _kept,
+    Kind.RECORD_PUBLISHED: _kept,
+    Kind.MESSAGE_CONSUMED: _consumed,
+    Kind.ERASURE_PENDING: _erasure_pending,
+    Kind.PAYLOAD_SHREDDED: _shredded,
+    Kind.OUTCOME_RECORDED: _outcome,
+}
+
+_AFTER_THE_END: Final = frozenset({Kind.ERASURE_PENDING, Kind.PAYLOAD_SHREDDED, Kind.OUTCOME_RECORDED})
+"""Control records that may follow the end."""
+
+
+# Snapshots ----------------------------------------------------------------------------------------------------------
+
+_WAIT_KINDS: Final = frozenset({Kind.MESSAGE_CONSUMED, Kind.EXECUTION_RESUMED})
+_PLAIN: Final = {
+    "execution_id": "executionId",
+    "head": "head",
+    "timestamp": "timestamp",
+    "status": "status",
+    "workflow": "workflow",
+    "chain_id": "chainId",
+    "subject": "subject",
+    "principal": "principal",
+    "input": "input",
+    "started_at": "startedAt",
+    "parent": "parent",
+    "continued_from": "continuedFrom",
+    "forked_from": "forkedFrom",
+    "children": "children",
+    "steps": "steps",
+    "output": "output",
+    "error": "error",
+    "reason": "reason",
+    "successor": "successor",
+    "recovered": "recovered",
+    "unproductive": "unproductive",
+    "outcome": "outcome",
+}
+_VARIABLES: Final = {"erasure": "_erasure", "shredded": "_shredded", "quarantined": "_quarantined"}
+
+
+def to_json(state: ExecutionState) -> dict[str, Json]:
+    """The state as JSON, for snapshots. Containers may be shared with the state: serialise before folding on.
+
+    Raises:
+        ValueError: the state is lean.
+    """
+    waiting: dict[str, Json] = {}
+    results: dict[str, Json] = {}
+    for envelope in history(state):
+        target = waiting if envelope.type in _WAIT_KINDS else results
+        target[envelope.data["siteId"]] = {
+            **envelope.data,
+            "type": envelope.type,
+            "sequence": envelope.sequence,
+            "timestamp": envelope.timestamp,
+        }
+    record: dict[str, Json] = {"version": STATE_VERSION}
+    record.update((wire, getattr(state, attribute)) for attribute, wire in _PLAIN.items())
+    variables: dict[str, Json] = {
+        "_inbox": {"cursors": dict(state.cursors), "keys": list(state.dedupe)},
+        "_waitAnswers": waiting,
+        "_results": results,
+        "_patched": list(state.patched),
+    }
+    variables.update(
+        (wire, value) for attribute, wire in _VARIABLES.items() if (value := getattr(state, attribute))
+    )
+    record["waits"] = list(state.waits)
+    record["variables"] = variables
+    return record
+
+
+def from_json(record: Mapping[str, Json]) -> ExecutionState:
+    """The state that ``to_json`` wrote.
+
+    Raises:
+        DecodeError: it is no state, or one of a later version.
+    """
+    version = record.get("version")
+    variables = record.get("variables")
+    if version != STATE_VERSION or not isinstance(variables, Mapping):
+        raise DecodeError("a snapshot", f"its version is {version!r}, this node reads {STATE_VERSION}")
+    try:
+        state = ExecutionState(**{a: record[wire] for a, wire in _PLAIN.items()})
+        for attribute, wire in _VARIABLES.items():
+            setattr(state, attribute, dict(variables.get(wire, {})))
+        state.waits = tuple(record["waits"])
+        state.cursors = dict(variables["_inbox"]["cursors"])
+        state.dedupe = dict.fromkeys(variables["_inbox"]["keys"])
+        state.patched = dict.fromkeys(variables["_patched"])
+        state.answers = {}
+        for name in ("_waitAnswers", "_results"):
+            for site, answer in variables[name].items():
+                state.answers[site] = _answer(state.execution_id, answer)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DecodeError("a snapshot", f"its shape is wrong ({type(error).__name__})") from None
+    return state
+
+
+def _answer(execution_id: str, answer: Mapping[str, Json]) -> Envelope:
+    data = dict(answer)
+    kind, sequence, timestamp = data.pop("type"), data.pop("sequence"), data.pop("timestamp")
+    return Envelope(f"{execution_id}:{sequence}", execution_id, sequence, kind, timestamp, data)
