@@ -31,6 +31,7 @@ APPENDS: Final = "appends"
 OPEN_HIGH: Final = 4_000
 """Requests of a partition that may be open before its reading pauses; it goes on at a quarter."""
 _TICK_S: Final = 0.25
+_HOLD_S: Final = 1.0
 _BACKOFF_S: Final = 1.0
 _MAX_BACKOFF_S: Final = 60.0
 
@@ -39,11 +40,21 @@ MakeWriter = Callable[[int, Callable[[], bool], StateCallback], PartitionWriter]
 """``(partition, confirm_ownership, on_state)`` -> a writer that is not started."""
 
 
+class PartitionIntake(Protocol):
+    """Who serves the requests of one partition in one tenure."""
+
+    offsets: OffsetTracker
+
+    def serve(self, message: Message) -> bool:
+        """Serve one request; False: it cannot be dealt with now, so it is read again later."""
+        ...
+
+
 class Intake(Protocol):
     """Who serves the requests of owned partitions."""
 
-    def serve(self, writer: PartitionWriter, offsets: OffsetTracker, message: Message) -> None:
-        """Serve one request; its offset is open in ``offsets``, and ``done`` once nothing is owed for it."""
+    def open(self, writer: PartitionWriter, start: int) -> PartitionIntake:
+        """Serve a partition whose requests are read from ``start`` on."""
         ...
 
 
@@ -70,8 +81,10 @@ class _Slot:
     partition: int
     committed: int
     writer: PartitionWriter
-    offsets: OffsetTracker | None = None
+    intake: PartitionIntake | None = None
     paused: bool = False
+    held_at: int | None = None
+    held_until: float = 0.0
     served_since: float | None = field(default=None)
 
 
@@ -151,7 +164,7 @@ class Ownership:
                 _log.warning("partition %d: the transaction in flight did not end in time", slot.partition)
                 slot.writer.abandon()
                 self._retire(slot)
-        return {slot.partition: slot.offsets.position for slot in slots if slot.offsets is not None}
+        return {slot.partition: slot.intake.offsets.position for slot in slots if slot.intake is not None}
 
     def lost(self, partitions: Sequence[int]) -> None:
         """Stop each at once."""
@@ -163,17 +176,20 @@ class Ownership:
         """Hand a request to the intake."""
         slot = self._slots.get(message.partition())
         offset = message.offset()
-        if slot is None or slot.offsets is None or offset is None or offset < slot.offsets.start:
+        if slot is None or slot.intake is None or offset is None or offset < slot.intake.offsets.start:
             return
-        slot.offsets.begin(offset)
-        self._intake.serve(slot.writer, slot.offsets, message)
+        if slot.held_at is not None and offset > slot.held_at:
+            return  # read again from there, in order
+        if not slot.intake.serve(message):
+            slot.held_at, slot.held_until = offset, time.monotonic() + _HOLD_S
+            self._member.pause(slot.partition)
 
     def positions(self) -> Mapping[int, int]:
         """Where a reader that shall miss nothing has to begin, for each partition that is served."""
         return {
-            slot.partition: slot.offsets.position
+            slot.partition: slot.intake.offsets.position
             for slot in self._slots.copy().values()
-            if slot.offsets is not None
+            if slot.intake is not None
         }
 
     def idle(self) -> None:
@@ -181,12 +197,16 @@ class Ownership:
         if self._waiting:
             self._begin_waiting()
         for slot in self._slots.values():
-            if slot.offsets is None:
+            if slot.intake is None:
                 continue
-            if not slot.paused and slot.offsets.open > OPEN_HIGH:
+            if slot.held_at is not None:
+                if time.monotonic() >= slot.held_until:
+                    self._member.resume(slot.partition, slot.held_at)
+                    slot.held_at, slot.paused = None, False
+            elif not slot.paused and slot.intake.offsets.open > OPEN_HIGH:
                 slot.paused = True
                 self._member.pause(slot.partition)
-            elif slot.paused and slot.offsets.open < OPEN_HIGH // 4:
+            elif slot.paused and slot.intake.offsets.open < OPEN_HIGH // 4:
                 slot.paused = False
                 self._member.resume(slot.partition)
 
@@ -227,9 +247,9 @@ class Ownership:
         if slot is None or slot.writer is not writer:
             return
         slot.served_since = slot.served_since or time.monotonic()
-        if slot.offsets is None:
+        if slot.intake is None:
             start = max(slot.committed, writer.applied(APPENDS) + 1, 0)
-            slot.offsets = OffsetTracker(start)
+            slot.intake = self._intake.open(writer, start)
             known = slot.committed >= 0 or start > 0
             self._member.resume(slot.partition, start if known else None)
 

@@ -198,6 +198,13 @@ class RequestUnsettledError(e.StoreError):
         super().__init__(f"what became of request {request_id!r} is not known; read the stream")
 
 
+AGAIN: Final = (e.NotOwnerError, e.OutcomeUnknownError, RequestExpiredError)
+"""Answers that say: ask again. The request is the same, so it is still applied once."""
+
+MAX_READ: Final = 10_000
+"""Most events of one reply; a longer read asks again."""
+
+
 class OwnerRefusedError(e.StoreError):
     """The owner refused with an error that this node does not know."""
 
