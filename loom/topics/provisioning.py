@@ -1,0 +1,219 @@
+"""Bring a cluster to its catalogue (kafka.md "Topics").
+
+``plan`` says what differs, ``apply`` does exactly that, ``check`` refuses to run on less.
+How many partitions there are decides where everything is, so it is never changed under records: growing is a migration
+to a new prefix.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from loom.errors import TopicsError
+from loom.schemas.registry import COMPATIBILITY
+from loom.schemas.table import packaged
+from loom.topics.cluster import ExistsError
+from loom.topics.plan import (
+    AddPartitions,
+    Change,
+    ChangeSetting,
+    CreateTopic,
+    Plan,
+    Refusal,
+    RegisterSchema,
+    Remark,
+    SetCompatibility,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from loom.schemas.registry import SchemaRegistry
+    from loom.topics.catalogue import Catalogue, Topic
+    from loom.topics.cluster import Cluster, TopicState
+
+VITAL: Final = ("cleanup.policy", "message.timestamp.type")
+"""Settings without which the log is wrong, not merely slow: no role starts on another value of these."""
+
+MIGRATE: Final = (
+    "set partitions to what the log was made with, or migrate: choose a new topic_prefix, run `loom topics apply` with "
+    "the new number, and start new executions there while the old ones finish"
+)
+_APPLY: Final = "run `loom topics apply`"
+
+
+def plan(cluster: Cluster, catalogue: Catalogue, registry: SchemaRegistry | None = None) -> Plan:
+    """Return every difference between the cluster and the catalogue, sized for its brokers; change nothing.
+
+    With a registry the schemas of this release belong to it, one subject for each topic and record.
+
+    Raises:
+        UnreachableError: brokers or registry do not answer. BrokerError, RegistryError: they refuse to tell.
+    """
+    sized = catalogue.sized_for(cluster.brokers())
+    topics = sized.topics()
+    states = cluster.describe([topic.name for topic in topics])
+    mismatch = any(state.partitions != sized.partitions for state in states.values())
+    may_grow = mismatch and not cluster.written(states.values())
+    changes: list[Change] = []
+    refusals: list[Refusal] = []
+    remarks: list[Remark] = []
+    for topic in topics:
+        state = states.get(topic.name)
+        if state is None:
+            changes.append(CreateTopic(topic))
+            continue
+        match _partitions(topic, state, may_grow=may_grow):
+            case AddPartitions() as growth:
+                changes.append(growth)
+            case Refusal() as refusal:
+                refusals.append(refusal)
+        changes.extend(_settings(topic, state))
+        if state.replicas < topic.replicas:
+            remarks.append(
+                Remark(
+                    topic.name, f"has {state.replicas} of {topic.replicas} replicas: reassign its partitions"
+                )
+            )
+    if registry is not None:
+        changes.extend(_schemas(sized, registry))
+    return Plan(catalogue.prefix, tuple(changes), tuple(refusals), tuple(remarks))
+
+
+def apply(
+    cluster: Cluster,
+    wanted: Plan,
+    registry: SchemaRegistry | None = None,
+    done: Callable[[Change], None] = lambda _: None,
+) -> None:
+    """Make the changes of a plan, in its order, and no other; ``done`` is told of each.
+
+    Applying a plan again changes nothing more: what someone else made meanwhile is accepted where it is what the plan
+    would have made.
+
+    Raises:
+        TopicsError: the plan holds a refusal (nothing was changed), or a topic appeared meanwhile in another shape.
+        UnreachableError: no answer; run it again. BrokerError, SchemaRefusedError, RegistryError: refused.
+    """
+    if wanted.refusals:
+        raise TopicsError(tuple(str(r) for r in wanted.refusals), wanted.refusals[0].remedy)
+    for change in wanted.changes:
+        _make(cluster, change, registry)
+        done(change)
+    made = {c.topic.name: c.topic.partitions for c in wanted.changes if isinstance(c, CreateTopic)}
+    grown = {c.name: c.want for c in wanted.changes if isinstance(c, AddPartitions)}
+    if made or grown:
+        cluster.wait_for({**made, **grown})
+
+
+def check(cluster: Cluster, catalogue: Catalogue) -> tuple[str, ...]:
+    """Make sure that a role can run on these topics; return the differences that it can live with.
+
+    Raises:
+        TopicsError: topics are missing, or have another number of partitions, or a vital setting differs; each is named.
+        UnreachableError: the brokers do not answer. BrokerError: they refuse to tell.
+    """
+    found = plan(cluster, catalogue)
+    missing = [c.topic.name for c in found.changes if isinstance(c, CreateTopic)]
+    if len(missing) == len(catalogue.topics()):
+        raise TopicsError(
+            (f"there are no topics with the prefix {catalogue.prefix!r} at {cluster.bootstrap}",),
+            f"correct topic_prefix, or {_APPLY}",
+        )
+    if found.refusals:
+        raise TopicsError(tuple(str(r) for r in found.refusals), found.refusals[0].remedy)
+    vital = [c for c in found.changes if not isinstance(c, ChangeSetting) or c.setting in VITAL]
+    if vital:
+        raise TopicsError(tuple(_lack(change) for change in vital), _APPLY)
+    return tuple(str(change) for change in found.changes) + tuple(str(remark) for remark in found.remarks)
+
+
+def _lack(change: Change) -> str:
+    match change:
+        case CreateTopic(topic):
+            return f"topic {topic.name} is missing"
+        case AddPartitions(name, have, want):
+            return f"topic {name} has {have} partitions instead of {want}"
+        case ChangeSetting(name, setting, have, want):
+            return f"{setting} of topic {name} is {have} instead of {want}"
+        case _:
+            return str(change)
+
+
+def _partitions(topic: Topic, state: TopicState, *, may_grow: bool) -> AddPartitions | Refusal | None:
+    if state.partitions == topic.partitions:
+        return None
+    if state.partitions < topic.partitions and may_grow:
+        return AddPartitions(topic.name, state.partitions, topic.partitions)
+    return Refusal(topic.name, f"has {state.partitions} partitions, not {topic.partitions}", MIGRATE)
+
+
+def _settings(topic: Topic, state: TopicState) -> Iterator[ChangeSetting]:
+    for setting, want in topic.settings.items():
+        have = state.settings.get(setting)
+        if setting == "min.insync.replicas" and state.replicas < topic.replicas:
+            continue  # more than there are replicas would stop every write
+        if have is not None and have != want:
+            yield ChangeSetting(topic.name, setting, have, want)
+
+
+def _schemas(catalogue: Catalogue, registry: SchemaRegistry) -> Iterator[Change]:
+    for subject, record in catalogue.subjects().items():
+        level = registry.compatibility(subject)
+        if level != COMPATIBILITY:
+            yield SetCompatibility(subject, level, COMPATIBILITY)
+        if registry.find(subject, packaged()[record].text) is None:
+            yield RegisterSchema(subject, record)
+
+
+def _make(cluster: Cluster, change: Change, registry: SchemaRegistry | None) -> None:
+    match change:
+        case CreateTopic(topic):
+            try:
+                cluster.create(topic)
+            except ExistsError:
+                _accept(cluster, topic)
+        case AddPartitions(name, _, want):
+            try:
+                cluster.grow(name, want)
+            except ExistsError:
+                state = cluster.describe([name]).get(name)
+                if state is None or state.partitions != want:
+                    raise _meanwhile(name) from None
+        case ChangeSetting(name, setting, _, want):
+            cluster.set(name, {setting: want})
+        case SetCompatibility(subject, _, want) if registry is not None:
+            registry.set_compatibility(subject, want)
+        case RegisterSchema(subject, record) if registry is not None:
+            registry.register(subject, packaged()[record].text)
+        case _:
+            raise ValueError("a plan with schemas is applied with its registry")
+
+
+def _accept(cluster: Cluster, topic: Topic) -> None:
+    state = cluster.describe([topic.name]).get(topic.name)
+    if state is None or state.partitions != topic.partitions or any(_settings(topic, state)):
+        raise _meanwhile(topic.name)
+
+
+def _meanwhile(name: str) -> TopicsError:
+    return TopicsError(
+        (f"topic {name} was changed by someone else meanwhile",), "run `loom topics plan` again"
+    )
+
+
+def registered_ids(catalogue: Catalogue, registry: SchemaRegistry) -> dict[str, int]:
+    """Return the registry ids of this release's schemas by record name: what a codec writes in the Confluent format.
+
+    Empty unless every subject is registered, so that a half-finished ``apply`` changes nothing in what is written.
+
+    Raises:
+        UnreachableError, RegistryError: the registry does not answer, or not as it should.
+    """
+    ids: dict[str, int] = {}
+    for subject, record in catalogue.subjects().items():
+        found = registry.find(subject, packaged()[record].text)
+        if found is None:
+            return {}
+        ids.setdefault(record, found)
+    return ids
