@@ -100,7 +100,10 @@ class Staged:
         ``now_ms`` becomes the timestamp of its events, unless the stream is already later.
         """
         draft = Draft(self)
-        verdict = decide(draft, op, now_ms)
+        try:
+            verdict = decide(draft, op, now_ms)
+        except LoomError as unreadable:  # a stream that the index has stopped
+            return Rejected(unreadable)
         if isinstance(verdict, Accepted):
             if self._admit is not None:
                 try:

@@ -109,9 +109,10 @@ class PutMark:
 
 @dataclass(slots=True)
 class PutSnapshot:
-    """The snapshot of its execution becomes this one."""
+    """The snapshot of its execution becomes this one. ``encoded`` is free for the store's ``admit`` hook."""
 
     snapshot: Snapshot
+    encoded: bytes | None = None
 
 
 @dataclass(slots=True)

@@ -145,6 +145,14 @@ def deleted_row(row: StreamRow) -> StreamRow:
     return StreamRow(row.kind, fence=row.fence, fence_owner=row.fence_owner, deleted=True)
 
 
+def merge_recent(ours: dict[str, int] | None, theirs: dict[str, int] | None) -> dict[str, int] | None:
+    """The last ids that two windows of one inbox stream hold together, oldest first."""
+    if ours is None or not theirs:
+        return ours
+    ordered = sorted((theirs | ours).items(), key=lambda place: place[1])
+    return dict(ordered[-RECENT_IDS:])
+
+
 def observation_of(row: StreamRow | None) -> Observation:
     """Observation of a stream that may be unknown."""
     return Observation(NO_EVENTS, 0, None) if row is None else row.observation()

@@ -1,0 +1,93 @@
+"""A stream in the memory of an index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from loom.stores.index_file import Stored
+    from loom.stores.rows import StreamRow
+
+ENTRY_BYTES: Final = 800
+"""Estimate of what a stream costs in memory beside its events."""
+EVENT_BYTES: Final = 150
+"""Estimate of what an event costs beside its encoded value and id."""
+
+
+class Entry:
+    """Row and events of one stream.
+
+    Event 0 is ``zero`` (None: in the file, or not there); ``ids`` and ``values`` hold the events from ``start`` on, up
+    to the last. What is below ``stored`` is in the file; ``trim`` says that the file holds more than the row allows.
+    ``bytes`` is an estimate of what the entry costs, ``version`` counts its changes.
+    """
+
+    __slots__ = ("bytes", "ids", "row", "start", "stored", "trim", "values", "version", "zero")
+
+    def __init__(self, row: StreamRow) -> None:
+        self.row = row
+        self.zero: tuple[str, bytes] | None = None
+        self.start = max(1, row.head + 1)
+        self.ids: list[str] = []
+        self.values: list[bytes] = []
+        self.stored = row.head + 1
+        self.bytes = ENTRY_BYTES
+        self.version = 0
+        self.trim = False
+
+    @property
+    def end(self) -> int:
+        """The sequence that the next event has."""
+        end = self.start + len(self.ids)
+        return end if end > 1 or self.zero is not None or self.stored else 0
+
+    def add(self, sequence: int, event_id: str, value: bytes) -> int:
+        """Take the event ``end``, or a later one where none is held yet; return what it costs."""
+        if sequence == 0:
+            self.zero = event_id, value
+        else:
+            if not self.ids:
+                self.start = sequence
+            self.ids.append(event_id)
+            self.values.append(value)
+        cost = EVENT_BYTES + len(event_id) + len(value)
+        self.bytes += cost
+        return cost
+
+    def replace(self, row: StreamRow) -> int:
+        """Take a new row and drop the events that it says are trimmed or deleted; return what that freed."""
+        before = self.bytes
+        if row.deleted:
+            self.trim = self.trim or self.stored > 0
+            self.zero, self.ids, self.values, self.start, self.stored = None, [], [], 1, 0
+            self.bytes = ENTRY_BYTES
+        elif row.first > self.row.first:
+            self.trim = self.trim or self.row.first < self.stored
+            self._forget(min(max(0, row.first - self.start), len(self.ids)))
+            self.start = max(self.start, row.first)
+        self.row = row
+        return before - self.bytes
+
+    def tail(self, first: int, last: int) -> list[Stored]:
+        """Events above 0 in memory with ``first <= sequence <= last``."""
+        low = max(0, first - self.start)
+        high = max(low, last - self.start + 1)
+        return list(
+            zip(
+                range(self.start + low, self.start + high),
+                self.ids[low:high],
+                self.values[low:high],
+                strict=False,
+            )
+        )
+
+    def unstored(self) -> list[Stored]:
+        """Events that are not in the file."""
+        events = self.tail(self.stored, self.row.head)
+        return [(0, *self.zero), *events] if self.zero is not None and self.stored == 0 else events
+
+    def _forget(self, count: int) -> None:
+        self.bytes -= sum(EVENT_BYTES + len(i) for i in self.ids[:count]) + sum(
+            len(v) for v in self.values[:count]
+        )
+        del self.ids[:count], self.values[:count]
