@@ -1,5 +1,6 @@
 """What is decided: the fold, the flow machine, the inbox rule, the guard. Pure: no I/O, no clock, no randomness."""
 
+from loom.kernel.arms import ChildHandle, Selected, child, gate, receive, timer
 from loom.kernel.commands import (
     Abandon,
     Arm,
@@ -14,7 +15,8 @@ from loom.kernel.commands import (
     StartChild,
     Wait,
 )
-from loom.kernel.context import ChildHandle, Context, Selected, child, gate, receive, timer
+from loom.kernel.context import Context
+from loom.kernel.failures import MAX_ERROR_CHARS, error_record, error_text
 from loom.kernel.flow import FlowDefinition, FlowRegistry, collect_flows, flow
 from loom.kernel.guard import SEALED_WALK_BUDGET, Verdict, assert_deliverable, check_ingest, inspect_payload
 from loom.kernel.inbox import (
@@ -35,7 +37,8 @@ from loom.kernel.inbox import (
     topics_of,
     wakes_of,
 )
-from loom.kernel.machine import MAX_ERROR_CHARS, DecisionSources, FlowMachine, RunInfo
+from loom.kernel.info import DecisionSources, RunInfo
+from loom.kernel.machine import FlowMachine
 from loom.kernel.retry import NO_RETRY, RetryPolicy
 from loom.kernel.state import ExecutionState, fold, from_json, history, to_json
 from loom.kernel.values import dump_json, load_json
@@ -81,6 +84,8 @@ __all__ = [
     "collect_flows",
     "dump_json",
     "dump_waits",
+    "error_record",
+    "error_text",
     "find_gate",
     "flow",
     "fold",

@@ -6,12 +6,10 @@ replay and live alike, so a flow that left its log is found at the first event t
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from loom.kernel.commands import (
+    Abandon,
     Arm,
     Command,
     Complete,
@@ -24,31 +22,14 @@ from loom.kernel.commands import (
     StartChild,
     Wait,
 )
-from loom.kernel.loop import FlowTimer
 from loom.schemas.envelope import Envelope, Json, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
 
 Effect = RunStep | Wait | StartChild | SendMessage | PublishRecord
 """Commands that an event of the log answers."""
-
-
-class Ask:
-    """An open site: the command asked, where its result goes, and when it was asked (``order``, ``turn``)."""
-
-    __slots__ = ("command", "order", "sink", "turn")
-
-    def __init__(self, command: Effect, sink: asyncio.Future[Any] | FlowTimer, order: int, turn: int) -> None:
-        self.command = command
-        self.sink = sink
-        self.order = order
-        self.turn = turn
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """How a wait was answered: the arm's index, and what came with it."""
-
-    index: int
-    value: Json = None
 
 
 def _step(command: Effect, data: Mapping[str, Json]) -> bool:
@@ -147,29 +128,23 @@ def ends_alike(envelope: Envelope, outcome: Command | None) -> bool:
     return outcome is not None and isinstance(outcome, expected)
 
 
+_WORDS: Final[dict[type, Callable[[Any], str]]] = {
+    RunStep: lambda c: f"step {c.name!r} at {c.site_id}",
+    Wait: lambda c: f"a wait at {c.site_id} for {', '.join(map(_describe_arm, c.arms))}",
+    RecordDecision: lambda c: f"decision {c.kind!r} at {c.site_id}",
+    StartChild: lambda c: f"child {c.workflow!r} at {c.site_id}",
+    SendMessage: lambda c: f"a message to {c.execution_id!r} on {c.topic!r} at {c.site_id}",
+    PublishRecord: lambda c: f"a record for {c.topic!r} at {c.site_id}",
+    Abandon: lambda c: f"to abandon {c.site_id}",
+    ContinueAsNew: lambda c: f"its end (continued as {c.workflow!r})",
+    Complete: lambda _: "its end (completed)",
+    Fail: lambda c: f"its end (failed with {c.error_type})",
+}
+
+
 def describe(command: Command) -> str:
     """A command in words, names and ids only."""
-    match command:
-        case RunStep():
-            return f"step {command.name!r} at {command.site_id}"
-        case Wait():
-            return f"a wait at {command.site_id} for {', '.join(map(_describe_arm, command.arms))}"
-        case RecordDecision():
-            return f"decision {command.kind!r} at {command.site_id}"
-        case StartChild():
-            return f"child {command.workflow!r} at {command.site_id}"
-        case SendMessage():
-            return f"a message to {command.execution_id!r} on {command.topic!r} at {command.site_id}"
-        case PublishRecord():
-            return f"a record for {command.topic!r} at {command.site_id}"
-        case ContinueAsNew():
-            return f"its end (continued as {command.workflow!r})"
-        case Complete():
-            return "its end (completed)"
-        case Fail():
-            return f"its end (failed with {command.error_type})"
-        case _:
-            return f"to abandon {command.site_id}"
+    return _WORDS[type(command)](command)
 
 
 def _describe_arm(arm: Arm) -> str:

@@ -6,12 +6,14 @@ A command names a *site*: ``site_id`` is the scope of the task that asked and th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from loom.kernel.retry import RetryPolicy
-from loom.schemas.envelope import Json
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loom.kernel.retry import RetryPolicy
+    from loom.schemas.envelope import Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a flow sees: its context, the arms of a select, the handles of its children."""
+"""What a flow sees of the world: its context."""
 
 from __future__ import annotations
 
@@ -6,30 +6,37 @@ import datetime as dt
 import functools
 import json
 from asyncio import CancelledError, sleep
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
 
-from loom.errors import ChildFailedError, InvalidInputError
-from loom.ids import RESERVED_PREFIX, check_execution_id
+from loom.ids import check_execution_id
+from loom.kernel.arms import (
+    ChildHandle,
+    SelectArm,
+    Selected,
+    TimerArm,
+    as_ms,
+    checked_name,
+    gate,
+    receive,
+    select,
+    user_topic,
+)
 from loom.kernel.commands import (
-    Arm,
     ContinueAsNew,
     PublishRecord,
     RunStep,
     SendMessage,
     StartChild,
-    Wait,
 )
 from loom.kernel.flow import FlowDefinition
-from loom.kernel.inbox import child_topic
 from loom.kernel.retry import RetryPolicy
 from loom.kernel.values import dump_json, load_json, output_model
 
 if TYPE_CHECKING:
-    from loom.kernel.asks import Answer
-    from loom.kernel.machine import FlowMachine, RunInfo
-    from loom.schemas.envelope import Json
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from loom.kernel.info import RunInfo
+    from loom.kernel.machine import FlowMachine
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -42,118 +49,6 @@ _DEFAULT_RETRY: Final = RetryPolicy()
 
 class ContinueSignal(BaseException):
     """Ends a flow that continues as new; derives from BaseException: never catch it."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimerArm:
-    """A timer arm not yet placed: ``delay_ms`` from the select's logical time."""
-
-    delay_ms: int
-
-
-SelectArm = Arm | TimerArm
-
-
-def receive(topic: str, model: Any = None) -> Arm:
-    """Arm: the next message on a topic, validated into ``model`` (None: plain JSON)."""
-    return Arm("inbox", topic=_user_topic(topic), model=model)
-
-
-def timer(
-    delay: float | dt.timedelta = 0,
-    *,
-    days: float = 0,
-    hours: float = 0,
-    minutes: float = 0,
-    seconds: float = 0,
-    milliseconds: float = 0,
-    at: dt.datetime | None = None,
-) -> SelectArm:
-    """Arm: a durable timer, after a delay (seconds, or a sum of units) or ``at`` an instant (with a time zone)."""
-    if at is not None:
-        if at.tzinfo is None:
-            raise InvalidInputError("timer(at=)", "the instant has no time zone", "pass an aware datetime")
-        return Arm("timer", wake_at=round(at.timestamp() * 1000))
-    return TimerArm(_delay_ms(delay, days, hours, minutes, seconds, milliseconds))
-
-
-def gate(name: str, model: Any = None) -> Arm:
-    """Arm: a human's answer at a named gate, validated into ``model``."""
-    return Arm("gate", gate=_name("gate", name), model=model)
-
-
-def child(handle: ChildHandle[Any]) -> Arm:
-    """Arm: the end of a child."""
-    return Arm("child", topic=child_topic(handle.id), child_id=handle.id, model=handle.model)
-
-
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """The arm that was answered: ``index`` in the order given, its ``kind`` (inbox, timer, gate, child) and value."""
-
-    index: int
-    arm: Arm
-    error: ChildFailedError | None
-    _value: Any
-
-    @property
-    def kind(self) -> str:
-        """``inbox``, ``timer``, ``gate`` or ``child``."""
-        return self.arm.kind
-
-    @property
-    def topic(self) -> str | None:
-        """Topic of an inbox arm."""
-        return self.arm.topic
-
-    @property
-    def gate(self) -> str | None:
-        """Name of a gate arm."""
-        return self.arm.gate
-
-    @property
-    def child_id(self) -> str | None:
-        """Execution id of a child arm."""
-        return self.arm.child_id
-
-    @property
-    def value(self) -> Any:
-        """Payload, gate answer or child's result; None for a timer.
-
-        Raises:
-            ChildFailedError: the child did not complete (``error`` tells without raising).
-        """
-        if self.error is not None:
-            raise self.error
-        return self._value
-
-
-class ChildHandle(Generic[T]):
-    """A child execution. ``await handle.result()`` (or ``await handle``), as often as wanted."""
-
-    __slots__ = ("_machine", "id", "model", "workflow")
-
-    def __init__(self, machine: FlowMachine, execution_id: str, workflow: str, model: Any) -> None:
-        self._machine = machine
-        self.id = execution_id
-        self.workflow = workflow
-        self.model = model
-
-    async def result(self) -> T:
-        """Wait for the child's end and return its result.
-
-        Raises:
-            ChildFailedError: it failed, or was cancelled.
-        """
-        selected = await _select(self._machine, (child(self),))
-        value: T = selected.value
-        return value
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        return self.result().__await__()
-
-    def __repr__(self) -> str:
-        return f"<child {self.workflow!r} {self.id}>"
 
 
 class Context:
@@ -229,7 +124,7 @@ class Context:
         True in executions that had not passed this point when the change was deployed (and for good in their logs),
         False in those that had; one answer per id and execution.
         """
-        return self._machine.patched(_name("patch", patch_id))
+        return self._machine.patched(checked_name("patch", patch_id))
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
@@ -276,7 +171,7 @@ class Context:
         machine = self._machine
         site = machine.next_site()
         step = name or _step_name(fn)
-        timeout_ms = None if timeout is None else _milliseconds(timeout)
+        timeout_ms = None if timeout is None else as_ms(timeout)
         future = machine.ask(RunStep(site, step, fn, args, kwargs, retry or _DEFAULT_RETRY, timeout_ms))
         try:
             output = await future
@@ -299,11 +194,11 @@ class Context:
         Raises:
             InvalidInputError: the payload does not fit ``model``; the message is consumed all the same.
         """
-        return (await _select(self._machine, (receive(topic, model),))).value
+        return (await select(self._machine, (receive(topic, model),))).value
 
     async def select(self, *arms: SelectArm) -> Selected:
         """Wait for the first arm that can be answered, in the order given: receive, timer, gate, child."""
-        return await _select(self._machine, arms)
+        return await select(self._machine, arms)
 
     async def sleep(
         self,
@@ -316,11 +211,14 @@ class Context:
         milliseconds: float = 0,
     ) -> None:
         """Sleep durably: seconds, or a sum of units. Nothing to wait for only yields to the flow's other tasks."""
-        delay_ms = _delay_ms(delay, days, hours, minutes, seconds, milliseconds)
-        if delay_ms == 0:
+        units = dt.timedelta(
+            days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds
+        )
+        delay_ms = as_ms(delay) + as_ms(units)
+        if delay_ms <= 0:
             await sleep(0)
         else:
-            await _select(self._machine, (TimerArm(delay_ms),))
+            await select(self._machine, (TimerArm(delay_ms),))
 
     @overload
     async def gate(self, name: str) -> Any: ...
@@ -330,7 +228,7 @@ class Context:
 
     async def gate(self, name: str, model: Any = None) -> Any:
         """Wait for a human's answer at a gate (given by ``resume``)."""
-        return (await _select(self._machine, (gate(name, model),))).value
+        return (await select(self._machine, (gate(name, model),))).value
 
     # Other executions and the estate --------------------------------------------------------------------------------
 
@@ -367,7 +265,7 @@ class Context:
         Without a ``message_id`` one is derived from this execution and this call, so it is sent once whatever crashes.
         """
         check_execution_id(execution_id)
-        _user_topic(topic)
+        user_topic(topic)
         data = dump_json(payload, f"message for topic {topic!r}")
         site = self._machine.next_site()
         given = message_id or f"{self.execution_id}/{site}"
@@ -392,7 +290,7 @@ class Context:
         )
         pairs = tuple((k, v if isinstance(v, bytes) else v.encode()) for k, v in (headers or {}).items())
         site = self._machine.next_site()
-        await self._effect(site, PublishRecord(site, _name("topic", topic), key, data, pairs))
+        await self._effect(site, PublishRecord(site, checked_name("topic", topic), key, data, pairs))
 
     def continue_as_new(
         self, input: Any = None, flow: FlowDefinition[..., Any] | str | None = None
@@ -423,76 +321,6 @@ class Context:
             raise
 
 
-async def _select(machine: FlowMachine, given: tuple[SelectArm, ...]) -> Selected:
-    if not given:
-        raise InvalidInputError("select", "it has no arms", "give at least one")
-    site = machine.next_site()
-    now_ms = machine.logical_ms
-    arms = tuple(Arm("timer", wake_at=now_ms + a.delay_ms) if isinstance(a, TimerArm) else a for a in given)
-    for index, arm in enumerate(arms):
-        if arm.child_id is not None and arm.child_id in machine.child_ends:
-            return _selected(index, arm, machine.child_ends[arm.child_id])
-    future = machine.ask(Wait(site, arms))
-    try:
-        answer: Answer = await future
-    except CancelledError:
-        machine.abandon(site)
-        raise
-    return _selected(answer.index, arms[answer.index], answer.value)
-
-
-def _selected(index: int, arm: Arm, value: Json) -> Selected:
-    if arm.kind == "child":
-        return _selected_child(index, arm, value)
-    what = f"message on topic {arm.topic!r}" if arm.kind == "inbox" else f"answer at gate {arm.gate!r}"
-    return Selected(index, arm, None, None if arm.kind == "timer" else load_json(value, arm.model, what))
-
-
-def _selected_child(index: int, arm: Arm, end: Json) -> Selected:
-    child_id = arm.child_id or ""
-    if not isinstance(end, dict):
-        return Selected(index, arm, ChildFailedError(child_id, "ended without a record"), None)
-    if end.get("status") == "completed":
-        value = load_json(end.get("output"), arm.model, f"result of child {child_id!r}")
-        return Selected(index, arm, None, value)
-    error = end.get("error") or {}
-    failed = ChildFailedError(
-        child_id, str(end.get("status", "failed")), str(error.get("type", "")), str(error.get("message", ""))
-    )
-    return Selected(index, arm, failed, None)
-
-
-def _delay_ms(
-    delay: float | dt.timedelta,
-    days: float,
-    hours: float,
-    minutes: float,
-    seconds: float,
-    milliseconds: float,
-) -> int:
-    extra = ((days * 24 + hours) * 60 + minutes) * 60_000 + seconds * 1000 + milliseconds
-    return max(0, round(_milliseconds(delay) + extra))
-
-
-def _milliseconds(duration: float | dt.timedelta) -> int:
-    seconds = duration.total_seconds() if isinstance(duration, dt.timedelta) else duration
-    return round(seconds * 1000)
-
-
 def _step_name(fn: Callable[..., Any]) -> str:
     target = fn.func if isinstance(fn, functools.partial) else fn
     return getattr(target, "__name__", None) or type(target).__name__
-
-
-def _user_topic(topic: str) -> str:
-    if topic.startswith(RESERVED_PREFIX):
-        raise InvalidInputError(
-            f"topic {topic[:64]!r}", f"{RESERVED_PREFIX} is reserved", "choose another name"
-        )
-    return _name("topic", topic)
-
-
-def _name(what: str, name: str) -> str:
-    if not isinstance(name, str) or not name:
-        raise InvalidInputError(what, "its name is empty", "give it one")
-    return name

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from types import ModuleType
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from loom.errors import ConfigError, InvalidInputError, UnknownFlowError
 from loom.kernel.values import dump_json, is_plain, load_json, output_model, resolve_hints
-from loom.schemas.envelope import Json
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from types import ModuleType
+
+    from loom.schemas.envelope import Json
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import InboxMessageRefusedError, PayloadShreddedError, SealedPayloadUnreadableError
-from loom.schemas.envelope import Json
+
+if TYPE_CHECKING:
+    from loom.schemas.envelope import Json
 
 SEALED_WALK_BUDGET: Final = 100_000
 """Nodes that a walk visits before a payload counts as unverifiable."""

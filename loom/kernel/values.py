@@ -23,7 +23,9 @@ import pydantic
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from loom.errors import InvalidInputError
-from loom.schemas.envelope import Json
+
+if typing.TYPE_CHECKING:
+    from loom.schemas.envelope import Json
 
 JSON_MAX_DEPTH: Final = 200
 """How deep a user's value may nest: below what any JSON reader of the estate takes."""
