@@ -1,0 +1,136 @@
+"""The Faust app of a worker: agents on ``inbox`` and ``commands`` (kafka.md "Processors").
+
+It delivers at least once and writes nothing to the log: every transactional write goes through the event store. Its web
+server is off, it declares no topics, and Faust's own exactly-once mode is never used (pitfalls.md, "Groups and Faust").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from loom.errors import ConfigError, DeadlineExceededError
+from loom.processors.credentials import broker_credentials
+from loom.processors.delivery import Delivery, DeliveryBridge, Source
+from loom.processors.transport import CommittedApp, check_faust
+from loom.schemas.codec import Codec
+from loom.topics.catalogue import Catalogue
+from loom.topics.partitioner import partition_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from loom.config import Config
+    from loom.schemas.records import Command
+
+ROLE: Final = "delivery"
+SESSION_S: Final = 10.0
+HEARTBEAT_S: Final = 3.0
+COMMIT_EVERY_S: Final = 1.0
+BUFFER: Final = 1024
+"""Records that wait in front of an agent."""
+
+BRIDGE_TIMEOUT_S: Final = 30.0
+BURY_TIMEOUT_S: Final = 30.0
+
+
+class LoopBridge:
+    """Carries calls to a bridge that lives on another event loop, and its answers back, within a bound."""
+
+    def __init__(
+        self, bridge: DeliveryBridge, loop: asyncio.AbstractEventLoop, timeout_s: float = BRIDGE_TIMEOUT_S
+    ) -> None:
+        """``loop`` is the one the runtime runs on."""
+        self._bridge, self._loop, self._timeout_s = bridge, loop, timeout_s
+
+    async def notify(self, chain_id: str, stream: str, sequence: int) -> None:
+        """See :meth:`DeliveryBridge.notify`. Raises DeadlineExceededError: no answer in time."""
+        await self._call("a notification", lambda: self._bridge.notify(chain_id, stream, sequence))
+
+    async def command(self, command: Command, source: Source) -> None:
+        """See :meth:`DeliveryBridge.command`. Raises DeadlineExceededError: no answer in time."""
+        await self._call("a command", lambda: self._bridge.command(command, source))
+
+    async def _call(self, what: str, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if self._loop.is_closed():
+            raise DeadlineExceededError(what, 0)
+        answer = asyncio.run_coroutine_threadsafe(call(), self._loop)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.wrap_future(answer)
+        except TimeoutError:
+            raise DeadlineExceededError(what, round(self._timeout_s * 1000)) from None
+
+
+class WorkerApp(CommittedApp):
+    """The app, with its delivery."""
+
+    delivery: Delivery
+
+
+def build_app(
+    config: Config,
+    runtime_bridge: DeliveryBridge,
+    *,
+    codec: Codec | None = None,
+    report: Callable[[Source, Exception], None] | None = None,
+) -> WorkerApp:
+    """Return the app of this node. Call it on the event loop that will run it (``loom.processors.host``).
+
+    Raises:
+        ConfigError: no bootstrap, credentials that Faust cannot use, or a Faust that loom's transport does not fit.
+    """
+    check_faust()
+    if not config.bootstrap:
+        raise ConfigError("bootstrap", "it is not set", "name the brokers, host:port")
+    catalogue = Catalogue(config.topic_prefix, config.partitions)
+    app = WorkerApp(
+        catalogue.group(ROLE),
+        broker=[f"kafka://{broker.strip()}" for broker in config.bootstrap.split(",")],
+        broker_credentials=broker_credentials(config.kafka),
+        broker_client_id=f"{config.node_id}-{ROLE}",
+        broker_session_timeout=SESSION_S,
+        broker_heartbeat_interval=HEARTBEAT_S,
+        broker_commit_interval=COMMIT_EVERY_S,
+        processing_guarantee="at_least_once",
+        stream_buffer_maxsize=BUFFER,
+        stream_wait_empty=False,  # bounded stop: what is not settled is delivered again
+        store="memory://",
+        web_enabled=False,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        autodiscover=False,
+        origin="loom.processors",
+    )
+    codec = codec or Codec()
+    app.delivery = Delivery(runtime_bridge, codec, _Burial(app, catalogue), report=report)
+    _agent(app, catalogue.inbox, "inbox", app.delivery.inbox)
+    _agent(app, catalogue.commands, "commands", app.delivery.commands)
+    app.finalize()
+    return app
+
+
+def _agent(app: WorkerApp, topic: str, name: str, take: Callable[[Any, Callable[[], object]], Any]) -> None:
+    """Register an agent that hands raw records on and acknowledges nothing by itself."""
+    channel = app.topic(topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
+
+    @app.agent(channel, name=name)  # type: ignore[untyped-decorator, unused-ignore]
+    async def agent(stream: Any) -> None:
+        async for event in stream.noack().events():
+            await take(event.message, event.ack)
+
+
+class _Burial:
+    """Writes to ``dead`` through the app's producer."""
+
+    def __init__(self, app: WorkerApp, catalogue: Catalogue) -> None:
+        self._app, self._catalogue = app, catalogue
+
+    async def __call__(self, source: str, value: bytes, headers: Sequence[tuple[str, bytes]]) -> None:
+        """Write, and return once the brokers have it."""
+        dead = self._catalogue.dead
+        partition = partition_of(source, self._catalogue.partitions)
+        async with asyncio.timeout(BURY_TIMEOUT_S):
+            await self._app.producer.send_and_wait(
+                dead, source.encode(), value, partition, None, dict(headers)
+            )
