@@ -18,36 +18,47 @@ class Entry:
     """Row and events of one stream.
 
     Event 0 is ``zero`` (None: in the file, or not there); ``ids`` and ``values`` hold the events from ``start`` on, up
-    to the last. What is below ``stored`` is in the file; ``trim`` says that the file holds more than the row allows.
+    to ``end``. What is above 0 and below ``stored`` is in the file, event 0 if ``zero_stored``; ``trim`` says that the file may hold more than the row allows.
     ``bytes`` is an estimate of what the entry costs, ``version`` counts its changes.
     """
 
-    __slots__ = ("bytes", "ids", "row", "start", "stored", "trim", "values", "version", "zero")
+    __slots__ = ("bytes", "ids", "row", "start", "stored", "trim", "values", "version", "zero", "zero_stored")
 
-    def __init__(self, row: StreamRow) -> None:
+    def __init__(self, row: StreamRow, held: int, *, zero_stored: bool) -> None:
+        """Begin with what the file has: the row, the events below ``held``, and event 0 if ``zero_stored``."""
         self.row = row
         self.zero: tuple[str, bytes] | None = None
-        self.start = max(1, row.head + 1)
+        self.start = max(1, held)
         self.ids: list[str] = []
         self.values: list[bytes] = []
-        self.stored = row.head + 1
+        self.stored = held
+        self.zero_stored = zero_stored
         self.bytes = ENTRY_BYTES
         self.version = 0
         self.trim = False
 
     @property
+    def has_zero(self) -> bool:
+        """Whether event 0 is here or in the file."""
+        return self.zero is not None or self.zero_stored
+
+    @property
     def end(self) -> int:
-        """The sequence that the next event has."""
+        """The sequence after the last event that is here or in the file, or was and is trimmed."""
         end = self.start + len(self.ids)
-        return end if end > 1 or self.zero is not None or self.stored else 0
+        return end if end > 1 or self.has_zero else 0
 
     def add(self, sequence: int, event_id: str, value: bytes) -> int:
-        """Take the event ``end``, or a later one where none is held yet; return what it costs."""
+        """Take event 0, or the event ``end``; return what it costs. A later one drops those held before it."""
         if sequence == 0:
             self.zero = event_id, value
         else:
-            if not self.ids:
+            if sequence != self.start + len(
+                self.ids
+            ):  # trimmed in between, as a mark yet to be read will say
+                self._forget(len(self.ids))
                 self.start = sequence
+                self.trim = True
             self.ids.append(event_id)
             self.values.append(value)
         cost = EVENT_BYTES + len(event_id) + len(value)
@@ -58,8 +69,9 @@ class Entry:
         """Take a new row and drop the events that it says are trimmed or deleted; return what that freed."""
         before = self.bytes
         if row.deleted:
-            self.trim = self.trim or self.stored > 0
+            self.trim = True
             self.zero, self.ids, self.values, self.start, self.stored = None, [], [], 1, 0
+            self.zero_stored = False
             self.bytes = ENTRY_BYTES
         elif row.first > self.row.first:
             self.trim = self.trim or self.row.first < self.stored
@@ -72,22 +84,16 @@ class Entry:
         """Events above 0 in memory with ``first <= sequence <= last``."""
         low = max(0, first - self.start)
         high = max(low, last - self.start + 1)
-        return list(
-            zip(
-                range(self.start + low, self.start + high),
-                self.ids[low:high],
-                self.values[low:high],
-                strict=False,
-            )
-        )
+        sequences = range(self.start + low, self.start + high)
+        return list(zip(sequences, self.ids[low:high], self.values[low:high], strict=False))
 
     def unstored(self) -> list[Stored]:
         """Events that are not in the file."""
-        events = self.tail(self.stored, self.row.head)
-        return [(0, *self.zero), *events] if self.zero is not None and self.stored == 0 else events
+        events = self.tail(self.stored, self.end)
+        return events if self.zero is None or self.zero_stored else [(0, *self.zero), *events]
 
     def _forget(self, count: int) -> None:
-        self.bytes -= sum(EVENT_BYTES + len(i) for i in self.ids[:count]) + sum(
-            len(v) for v in self.values[:count]
+        self.bytes -= sum(
+            EVENT_BYTES + len(i) + len(v) for i, v in zip(self.ids[:count], self.values, strict=False)
         )
         del self.ids[:count], self.values[:count]

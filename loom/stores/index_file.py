@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 _TABLES: Final = """
-CREATE TABLE IF NOT EXISTS streams (id TEXT PRIMARY KEY, open INTEGER NOT NULL, row TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS streams (
+    id TEXT PRIMARY KEY, open INTEGER NOT NULL, held INTEGER NOT NULL, zero INTEGER NOT NULL, row TEXT NOT NULL
+) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS open_streams ON streams (id) WHERE open = 1;
 CREATE TABLE IF NOT EXISTS segments (
     stream TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL, data BLOB NOT NULL, UNIQUE (stream, first)
@@ -39,14 +41,18 @@ Stored = tuple[int, str, bytes]
 
 @dataclass(slots=True)
 class StreamImage:
-    """What is to be written of one stream: its row, and the events that are not in the file yet.
+    """What is to be written of one stream: its row, and the events below ``held`` that are not in the file yet.
 
+    While a stream is being loaded its row may come before its events: then ``held`` is not above the row's head, and
+    ``zero`` says whether event 0 is there.
     ``trim`` drops from the file what the row says is trimmed or deleted.
     """
 
     stream_id: str
     row: str
     open: bool
+    held: int
+    zero: bool
     events: Sequence[Stored]
     first: int
     deleted: bool = False
@@ -95,6 +101,11 @@ class IndexFile:
         found = self._one("SELECT row FROM streams WHERE id = ?", (stream_id,))
         return None if found is None else load_row(found[0])
 
+    def stream(self, stream_id: str) -> tuple[StreamRow, int, bool] | None:
+        """Row of a stream, the sequence below which its events are here, and whether event 0 is."""
+        found = self._one("SELECT row, held, zero FROM streams WHERE id = ?", (stream_id,))
+        return None if found is None else (load_row(found[0]), found[1], bool(found[2]))
+
     def events(self, stream_id: str, first: int, last: int, limit: int) -> list[Stored]:
         """Events with ``first <= sequence <= last`` in order, at most ``limit``."""
         query = "SELECT data FROM segments WHERE stream = ? AND last >= ? AND first <= ? ORDER BY first"
@@ -137,8 +148,8 @@ class IndexFile:
         """Write all of it in one transaction."""
         with self._write_lock, _transaction(self._writer) as db:
             db.executemany(
-                "INSERT OR REPLACE INTO streams VALUES (?, ?, ?)",
-                [(s.stream_id, s.open, s.row) for s in streams],
+                "INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?, ?)",
+                [(s.stream_id, s.open, s.held, s.zero, s.row) for s in streams],
             )
             for image in streams:
                 if image.deleted:
@@ -158,6 +169,12 @@ class IndexFile:
                 "INSERT INTO snapshots VALUES (?, ?, ?)",
                 [(s.execution_id, s.sequence, s.data) for s in snapshots if s.data is not None],
             )
+
+    def forget(self, stream_id: str) -> None:
+        """Forget a stream."""
+        with self._write_lock, _transaction(self._writer) as db:
+            db.execute("DELETE FROM streams WHERE id = ?", (stream_id,))
+            db.execute("DELETE FROM segments WHERE stream = ?", (stream_id,))
 
     def save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Replace the checkpoint, in one step."""

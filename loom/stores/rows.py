@@ -145,12 +145,24 @@ def deleted_row(row: StreamRow) -> StreamRow:
     return StreamRow(row.kind, fence=row.fence, fence_owner=row.fence_owner, deleted=True)
 
 
-def merge_recent(ours: dict[str, int] | None, theirs: dict[str, int] | None) -> dict[str, int] | None:
-    """The last ids that two windows of one inbox stream hold together, oldest first."""
-    if ours is None or not theirs:
-        return ours
-    ordered = sorted((theirs | ours).items(), key=lambda place: place[1])
-    return dict(ordered[-RECENT_IDS:])
+def merge_rows(row: StreamRow, mark: StreamRow) -> StreamRow:
+    """Return what a row, folded from events, and a mark of its stream say together; ``mark`` may be used up.
+
+    A mark is the whole row as of its head, so one at or above the row's head replaces it. An older one still tells of
+    the fence and of what was trimmed, which move without events.
+    """
+    consumed = max(row.consumed, mark.consumed)
+    if mark.deleted or mark.head >= row.head:
+        merged = mark
+    else:
+        merged = row.copy()
+        merged.first, merged.fence, merged.fence_owner = (
+            max(row.first, mark.first),
+            mark.fence,
+            mark.fence_owner,
+        )
+    merged.consumed = consumed
+    return merged
 
 
 def observation_of(row: StreamRow | None) -> Observation:
