@@ -156,10 +156,12 @@ def _catalogue(config: Config) -> Catalogue:
 
 
 def _print_plan(console: Console, found: Plan) -> None:
+    from loom.topics import provisioning
+
     for change in found.changes:
         console.print(f"change: {change}", markup=False)
-    for refusal in found.refusals:
-        console.print(f"refused: {refusal}; {refusal.remedy}", markup=False)
+    if found.refusals:
+        console.print(f"refused: {provisioning.refused(found)}", markup=False)
     for remark in found.remarks:
         console.print(f"remark: {remark}", markup=False)
     if found.is_empty:

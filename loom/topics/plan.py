@@ -84,7 +84,7 @@ class Refusal:
     remedy: str
 
     def __str__(self) -> str:
-        return f"topic {self.topic} {self.problem}"
+        return f"{self.topic}: {self.problem}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Remark:
     text: str
 
     def __str__(self) -> str:
-        return f"topic {self.topic} {self.text}"
+        return f"{self.topic}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True)

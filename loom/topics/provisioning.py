@@ -26,7 +26,7 @@ from loom.topics.plan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from loom.schemas.registry import SchemaRegistry
     from loom.topics.catalogue import Catalogue, Topic
@@ -96,7 +96,7 @@ def apply(
         UnreachableError: no answer; run it again. BrokerError, SchemaRefusedError, RegistryError: refused.
     """
     if wanted.refusals:
-        raise TopicsError(tuple(str(r) for r in wanted.refusals), wanted.refusals[0].remedy)
+        raise refused(wanted)
     for change in wanted.changes:
         _make(cluster, change, registry)
         done(change)
@@ -121,23 +121,36 @@ def check(cluster: Cluster, catalogue: Catalogue) -> tuple[str, ...]:
             f"correct topic_prefix, or {_APPLY}",
         )
     if found.refusals:
-        raise TopicsError(tuple(str(r) for r in found.refusals), found.refusals[0].remedy)
+        raise refused(found)
     vital = [c for c in found.changes if not isinstance(c, ChangeSetting) or c.setting in VITAL]
     if vital:
-        raise TopicsError(tuple(_lack(change) for change in vital), _APPLY)
+        raise TopicsError(_grouped(_lack(change) for change in vital), _APPLY)
     return tuple(str(change) for change in found.changes) + tuple(str(remark) for remark in found.remarks)
 
 
-def _lack(change: Change) -> str:
+def refused(found: Plan) -> TopicsError:
+    """Return the error for the refusals of a plan, each topic named."""
+    return TopicsError(_grouped((r.topic, r.problem) for r in found.refusals), found.refusals[0].remedy)
+
+
+def _grouped(lacks: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """One sentence for all topics with the same problem, in the order of the catalogue."""
+    topics: dict[str, list[str]] = {}
+    for topic, problem in lacks:
+        topics.setdefault(problem, []).append(topic)
+    return tuple(f"{', '.join(names)}: {problem}" for problem, names in topics.items())
+
+
+def _lack(change: Change) -> tuple[str, str]:
     match change:
         case CreateTopic(topic):
-            return f"topic {topic.name} is missing"
+            return topic.name, "missing"
         case AddPartitions(name, have, want):
-            return f"topic {name} has {have} partitions instead of {want}"
+            return name, f"{have} partitions, not {want}"
         case ChangeSetting(name, setting, have, want):
-            return f"{setting} of topic {name} is {have} instead of {want}"
-        case _:
-            return str(change)
+            return name, f"{setting} is {have}, not {want}"
+        case SetCompatibility(subject) | RegisterSchema(subject):
+            return subject, str(change)
 
 
 def _partitions(topic: Topic, state: TopicState, *, may_grow: bool) -> AddPartitions | Refusal | None:
@@ -145,7 +158,7 @@ def _partitions(topic: Topic, state: TopicState, *, may_grow: bool) -> AddPartit
         return None
     if state.partitions < topic.partitions and may_grow:
         return AddPartitions(topic.name, state.partitions, topic.partitions)
-    return Refusal(topic.name, f"has {state.partitions} partitions, not {topic.partitions}", MIGRATE)
+    return Refusal(topic.name, f"{state.partitions} partitions, not {topic.partitions}", MIGRATE)
 
 
 def _settings(topic: Topic, state: TopicState) -> Iterator[ChangeSetting]:

@@ -15,7 +15,11 @@ SCALARS = (
     | TEXT
     | st.sampled_from(["NaN", "Infinity", "-Infinity", "\x00", '"', "\\u0000"])
 )
-JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=20)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=20,
+)
 OBJECTS = st.dictionaries(TEXT, JSON, max_size=5)
 LONGS = st.integers(0, 2**63 - 1) | st.integers(0, 300)
 
@@ -35,7 +39,9 @@ METADATA = st.builds(
             "quarantine": QUARANTINES,
         },
     ),
-    st.dictionaries(TEXT.filter(lambda k: k not in {"node", "actor", "schema", "seal", "quarantine"}), JSON, max_size=3),
+    st.dictionaries(
+        TEXT.filter(lambda k: k not in {"node", "actor", "schema", "seal", "quarantine"}), JSON, max_size=3
+    ),
 )
 KINDS = st.sampled_from([v for k, v in vars(Kind).items() if k.isupper()]) | NAMES
 ENVELOPES = st.builds(Envelope, NAMES, NAMES, LONGS, KINDS, st.integers(-(2**62), 2**62), OBJECTS, METADATA)
@@ -49,7 +55,9 @@ _append = r.AppendRecord(
     observation=r.ObservationRecord(3, 2, "a"),
     backlog_cap=1000,
     consumed=(r.Position("__loom_inbox__:c:t", 4),),
-    outgoing=(r.OutgoingRecord("publish", "i", "k", b"\x00\xff", "out", (r.Header("h", b""), r.Header("h", b"v"))),),
+    outgoing=(
+        r.OutgoingRecord("publish", "i", "k", b"\x00\xff", "out", (r.Header("h", b""), r.Header("h", b"v"))),
+    ),
 )
 _error = r.ErrorReport("WrongHeadError", {"stream_id": "s", "expected": 1, "head": 2})
 
@@ -81,7 +89,20 @@ RECORDS = [
     *(r.Command(verb) for verb in VERBS),
     r.Command(VERBS[0], "orders/3/17", "alice", {"groups": ["a"]}),
     r.StreamMark("c", -1, 1, 0),
-    r.StreamMark("c", 9, 4, 5, 3, "n:1", "a", "EXECUTION_SUSPENDED", "n:1", 7, True, (r.RecentId("m", 8), r.RecentId("l", 9))),
+    r.StreamMark(
+        "c",
+        9,
+        4,
+        5,
+        3,
+        "n:1",
+        "a",
+        "EXECUTION_SUSPENDED",
+        "n:1",
+        7,
+        True,
+        (r.RecentId("m", 8), r.RecentId("l", 9)),
+    ),
     r.PartitionMark(3, 8, 1_700_000_000_000),
     r.PartitionMark(3, 8, 1_700_000_000_000, "n:1", 2**40, 0),
     r.SnapshotRecord("c", 9, 5, {"_waits": []}),
@@ -91,7 +112,24 @@ RECORDS = [
     r.ReadReply("r", _error),
     r.ReadReply("r", None, 1, True, (b"", b"\x00\x01"), r.StreamInfoRecord("c", 3, 1, 2, "a", "X", "n")),
     r.ExecutionSummary("c", "c", "order", "running", 0, 1, 2),
-    r.ExecutionSummary("c", "b", "order", "failed", 9, 1, 2, 3, "alice", "p", "s", "n", ("inbox:ship", "timer:9"), 4, True, "E"),
+    r.ExecutionSummary(
+        "c",
+        "b",
+        "order",
+        "failed",
+        9,
+        1,
+        2,
+        3,
+        "alice",
+        "p",
+        "s",
+        "n",
+        ("inbox:ship", "timer:9"),
+        4,
+        True,
+        "E",
+    ),
     r.OperatorSignal("sealed-held", "warning", 5, "n:1"),
     r.OperatorSignal("sealed-held", "warning", 5, "n:1", "c", "text", 16, {"inboxSeq": 3}),
     r.SchemaNote("c3", "{}"),

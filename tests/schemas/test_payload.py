@@ -7,11 +7,10 @@ import struct
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from schema_strategies import JSON
 
 from loom.errors import DecodeError, InvalidInputError
 from loom.schemas.payload import MAX_JSON_DEPTH, dump, load, load_object
-
-from schema_strategies import JSON
 
 
 def nested(depth, leaf="[]"):
@@ -78,7 +77,9 @@ def test_depth_has_one_limit_in_both_directions(leaf):
                 dump(value)
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"[1,]", b"NaN", b"\xff", b'"\\ud800"', b"1 2", b"\xef\xbb\xbf1", b"1" * 4301])
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[1,]", b"NaN", b"\xff", b'"\\ud800"', b"1 2", b"\xef\xbb\xbf1", b"1" * 4301]
+)
 def test_what_is_no_json_is_a_decode_error_that_quotes_nothing(raw):
     with pytest.raises(DecodeError) as refused:
         load(raw)
