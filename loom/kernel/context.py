@@ -30,7 +30,7 @@ from loom.kernel.commands import (
 )
 from loom.kernel.flow import FlowDefinition
 from loom.kernel.retry import RetryPolicy
-from loom.kernel.values import dump_json, load_json, output_model
+from loom.kernel.values import copy_json, dump_json, load_json, output_model
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -134,7 +134,7 @@ class Context:
         fn: Callable[..., Awaitable[T]],
         *args: Any,
         retry: RetryPolicy | None = ...,
-        timeout: float | dt.timedelta | None = ...,
+        timeout: float | dt.timedelta | None = ...,  # noqa: ASYNC109 - of each attempt, kept by the driver
         name: str | None = ...,
         **kwargs: Any,
     ) -> T: ...
@@ -145,7 +145,7 @@ class Context:
         fn: Callable[..., T],
         *args: Any,
         retry: RetryPolicy | None = ...,
-        timeout: float | dt.timedelta | None = ...,
+        timeout: float | dt.timedelta | None = ...,  # noqa: ASYNC109 - of each attempt, kept by the driver
         name: str | None = ...,
         **kwargs: Any,
     ) -> T: ...
@@ -171,6 +171,7 @@ class Context:
         machine = self._machine
         site = machine.next_site()
         step = name or _step_name(fn)
+        model = output_model(fn)
         timeout_ms = None if timeout is None else as_ms(timeout)
         future = machine.ask(RunStep(site, step, fn, args, kwargs, retry or _DEFAULT_RETRY, timeout_ms))
         try:
@@ -178,7 +179,7 @@ class Context:
         except CancelledError:
             machine.abandon(site)
             raise
-        return load_json(output, output_model(fn), f"result of step {step!r}")
+        return copy_json(output) if model is None else load_json(output, model, f"result of step {step!r}")
 
     # Waits ----------------------------------------------------------------------------------------------------------
 
@@ -293,7 +294,9 @@ class Context:
         await self._effect(site, PublishRecord(site, checked_name("topic", topic), key, data, pairs))
 
     def continue_as_new(
-        self, input: Any = None, flow: FlowDefinition[..., Any] | str | None = None
+        self,
+        input: Any = None,  # noqa: A002 - the word of the field
+        flow: FlowDefinition[..., Any] | str | None = None,
     ) -> NoReturn:
         """End this execution and start its successor, with a fresh log, in the same chain and with the same inbox.
 

@@ -7,10 +7,10 @@ import inspect
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from loom.errors import ConfigError, InvalidInputError, UnknownFlowError
-from loom.kernel.values import dump_json, is_plain, load_json, output_model, resolve_hints
+from loom.kernel.values import annotation_of, dump_json, load_json, output_model
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
     from types import ModuleType
 
     from loom.schemas.envelope import Json
@@ -26,13 +26,14 @@ class FlowDefinition(Generic[P, R]):
     ``output_model`` the annotation of the result (None: plain JSON, passed on as it is).
     """
 
-    def __init__(self, name: str, fn: Callable[P, Awaitable[R]]) -> None:
+    def __init__(self, name: str, fn: Callable[P, Coroutine[Any, Any, R]]) -> None:
         self.name = name
         self.fn = fn
         self.takes_input, self._input_parameter = _input_parameter(name, fn)
         functools.update_wrapper(self, fn)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Call the function: a coroutine, as undecorated."""
         return self.fn(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -40,17 +41,17 @@ class FlowDefinition(Generic[P, R]):
 
     @functools.cached_property
     def input_model(self) -> Any:
-        """The type that the input is validated into; None for plain JSON. Resolved late: types may follow the flow."""
-        annotation = resolve_hints(self.fn).get(self._input_parameter, inspect.Parameter.empty)
-        return (
-            None
-            if is_plain(annotation) and annotation not in (str, int, float, bool, dict, list)
-            else annotation
-        )
+        """The type that the input is validated into; None for plain JSON. Resolved late: types may follow the flow.
+
+        Raises:
+            ConfigError: the annotation cannot be resolved.
+        """
+        annotation = annotation_of(self.fn, self._input_parameter)
+        return None if annotation is Any or annotation is object else annotation
 
     @functools.cached_property
     def output_model(self) -> Any:
-        """The type that the result is validated into where it is read."""
+        """The type that the result is validated into where it is read; None for plain JSON."""
         return output_model(self.fn)
 
     def parse_input(self, value: Json) -> Any:
@@ -104,7 +105,7 @@ def _input_parameter(name: str, fn: Callable[..., Any]) -> tuple[bool, str]:
     return (len(positional) > 1, positional[1].name if len(positional) > 1 else "")
 
 
-def flow(name: str) -> Callable[[Callable[P, Awaitable[R]]], FlowDefinition[P, R]]:
+def flow(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], FlowDefinition[P, R]]:
     """Name an ``async def`` as a flow: ``@flow("order")``. Returns the definition; nothing is registered anywhere.
 
     Raises:

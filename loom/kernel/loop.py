@@ -212,7 +212,7 @@ class FlowLoop(RefusingLoop):
         self._order += 1
         return FlowFuture(self, self._order)
 
-    def create_task(  # type: ignore[override]  # the base is generic in the coroutine's result
+    def create_task(
         self, coro: Any, *, name: object = None, context: contextvars.Context | None = None, **_options: Any
     ) -> FlowTask:
         """Start a task in a scope of its own, named after its parent's.

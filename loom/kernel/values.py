@@ -14,15 +14,17 @@ import functools
 import inspect
 import json
 import math
+import types
 import typing
 import uuid
+from collections import abc
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pydantic
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from loom.errors import InvalidInputError
+from loom.errors import ConfigError, InvalidInputError
 
 if typing.TYPE_CHECKING:
     from loom.schemas.envelope import Json
@@ -39,9 +41,6 @@ _RICH: Final = (
     dt.timedelta,
     decimal.Decimal,
     uuid.UUID,
-)
-_PLAIN: Final = frozenset(
-    {Any, None, type(None), str, int, float, bool, dict, list, object, inspect.Parameter.empty}
 )
 
 
@@ -161,37 +160,87 @@ def fit_problem(error: pydantic.ValidationError) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _cached_adapter(model: Any) -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(model)
+    try:
+        return pydantic.TypeAdapter(model)
+    except (pydantic.PydanticSchemaGenerationError, pydantic.PydanticUndefinedAnnotation):
+        raise ConfigError(
+            f"type {getattr(model, '__name__', model)}",
+            "it has no JSON form",
+            "use JSON types or a pydantic model",
+        ) from None
 
 
 def adapter_of(model: Any) -> pydantic.TypeAdapter[Any]:
-    """The validator of a type, cached (at most 1,024)."""
+    """The validator of a type, cached (at most 1,024).
+
+    Raises:
+        ConfigError: the type cannot be read from JSON.
+    """
     try:
         return _cached_adapter(model)
     except TypeError:  # an unhashable annotation
-        return pydantic.TypeAdapter(model)
+        return _cached_adapter.__wrapped__(model)
 
 
-def is_plain(annotation: Any) -> bool:
-    """Whether values of this annotation are handed over as JSON, without a model."""
-    return annotation in _PLAIN if not typing.get_origin(annotation) else False
+@functools.lru_cache(maxsize=1024)
+def _cached_output_model(fn: Callable[..., Any]) -> Any:
+    annotation = annotation_of(fn, "return")
+    while typing.get_origin(annotation) in _AWAITABLES:
+        annotation = typing.get_args(annotation)[-1]
+    return None if annotation in _PLAIN_RESULTS else annotation
 
 
-@functools.lru_cache(maxsize=4096)
 def output_model(fn: Callable[..., Any]) -> Any:
-    """The type that a step's or flow's result is validated into: its return annotation, None for plain JSON."""
-    hints = resolve_hints(fn)
-    annotation = hints.get("return", inspect.Parameter.empty)
-    return None if is_plain(annotation) or annotation in _OPAQUE else annotation
+    """The type that a step's or flow's result is validated into: its return annotation; None passes JSON on.
 
-
-_OPAQUE: Final = (typing.NoReturn, typing.Never)
-
-
-def resolve_hints(fn: Callable[..., Any]) -> dict[str, Any]:
-    """Annotations of a callable, resolved as far as they can be; empty where they cannot."""
-    target = fn.func if isinstance(fn, functools.partial) else fn
+    Raises:
+        ConfigError: the annotation cannot be resolved.
+    """
     try:
-        return typing.get_type_hints(target)
-    except (NameError, TypeError, AttributeError):
-        return {}
+        return _cached_output_model(fn)
+    except TypeError:  # an unhashable callable
+        return _cached_output_model.__wrapped__(fn)
+
+
+def annotation_of(fn: Callable[..., Any], name: str) -> Any:
+    """One annotation of a callable, resolved; ``Any`` where there is none.
+
+    Raises:
+        ConfigError: it names a type that is not there at run time.
+    """
+    target: Any = fn
+    while isinstance(target, functools.partial):
+        target = target.func
+    if not hasattr(target, "__annotations__") and callable(target):
+        target = type(target).__call__
+    target = inspect.unwrap(target)
+    annotation = getattr(target, "__annotations__", {}).get(name, Any)
+    if not isinstance(annotation, str):
+        return type(None) if annotation is None else annotation
+    holder = types.SimpleNamespace(__annotations__={name: annotation})
+    try:
+        return typing.get_type_hints(
+            holder, globalns=getattr(target, "__globals__", {}), include_extras=True
+        )[name]
+    except (NameError, AttributeError, SyntaxError):
+        raise ConfigError(
+            f"{getattr(target, '__qualname__', 'a step')}, annotation of {name!r}",
+            f"{annotation[:64]} is not known at run time",
+            "import the type outside of TYPE_CHECKING, at module level",
+        ) from None
+
+
+_AWAITABLES: Final = (abc.Awaitable, abc.Coroutine)
+_PLAIN_RESULTS: Final = (
+    Any,
+    object,
+    str,
+    int,
+    float,
+    bool,
+    dict,
+    list,
+    type(None),
+    typing.NoReturn,
+    typing.Never,
+)
