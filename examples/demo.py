@@ -1,0 +1,263 @@
+"""The main job, start to end: orders on real Kafka and Redis, and a worker killed in the middle of them.
+
+``make demo`` runs it. Two workers drive five orders. The worker that is packing the first one is killed (kill -9); the
+other takes over, redoes the step that was cut short, and finishes every order. What is shown is read from the executions
+topic with a plain consumer, and checked: nothing missing, nothing twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from examples.watch import Watch
+from loom.cli.timeline import describe
+from loom.errors import LoomError
+from loom.schemas.envelope import TERMINAL_KINDS, Kind
+from loom.testing import services
+from loom.testing.services import OwnedProcess
+
+ROOT = Path(__file__).parent.parent
+ORDERS = [f"order-{number}" for number in range(1001, 1006)]
+FIRST = ORDERS[0]
+INPUT = {
+    "card": "tok-1",
+    "items": [{"sku": "lamp", "price": 4200}, {"sku": "bulb", "price": 350, "quantity": 2}],
+}
+EFFECTS = ("charge", "reserve lamp", "reserve bulb", "pack", "hand over")
+PACKING_SECONDS = 3.0
+COMMAND_TIMEOUT_S = 60.0
+
+
+class DemoFailedError(Exception):
+    """The demo did not show what it promises."""
+
+
+@dataclass(slots=True)
+class Demo:
+    """What the steps of the demo share."""
+
+    console: Console
+    folder: Path
+    env: dict[str, str]
+    workers: dict[str, OwnedProcess] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+    killed_at_ms: int = 0
+
+    def say(self, text: str) -> None:
+        """One line of the story."""
+        self.console.print(
+            Text(f"{time.monotonic() - self.began:6.1f} s  ", style="dim").append(text, style="not dim")
+        )
+
+    def loom(self, *arguments: str) -> Any:
+        """Run the command line as a user would; what it printed as JSON."""
+        self.console.print(Text("          $ loom " + " ".join(quoted(a) for a in arguments), style="cyan"))
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("loom")), *arguments, "--json"],
+            cwd=self.folder,
+            env={**os.environ, **self.env},
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise DemoFailedError(f"loom {arguments[0]} ended with {done.returncode}: {done.stderr.strip()}")
+        return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def start_worker(self, name: str) -> None:
+        """Start a worker process, which ends with this one."""
+        worker = OwnedProcess(name, self.folder / name)
+        worker.spawn(
+            [str(Path(sys.executable).with_name("loom")), "worker", "--flows", "examples.orders"],
+            env={**self.env, "LOOM_NODE_ID": name},
+        )
+        self.workers[name] = worker
+
+    def effects(self, order: str) -> Counter[tuple[str, str]]:
+        """What the outside world saw of an order: how often each effect was begun and done."""
+        ledger = self.folder / "ledger.jsonl"
+        lines = ledger.read_text().splitlines() if ledger.exists() else []
+        noted = [line for line in map(json.loads, lines) if line["order"] == order]
+        return Counter((line["effect"], line["stage"]) for line in noted)
+
+
+def quoted(argument: str) -> str:
+    """An argument as one would type it."""
+    return f"'{argument}'" if set(argument) & set(' {"') else argument
+
+
+def main() -> int:
+    """Run the demo; 0 when everything that it promises was seen."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.rule("[bold]loom: durable orders on Kafka")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loom-demo-")))
+        demo = Demo(console, folder, {})
+        try:
+            demo.say("starting the real parts (the first time, Apache Kafka's jars are downloaded)")
+            run(demo, stack)
+        except (DemoFailedError, TimeoutError, LoomError) as problem:
+            console.print(Text(f"the demo failed: {problem}", style="bold red"))
+            for name, worker in demo.workers.items():
+                console.print(Text(f"--- last lines of {name}\n{worker.log_tail()}", style="dim"))
+            return 1
+    return 0
+
+
+def run(demo: Demo, stack: ExitStack) -> None:
+    """The story."""
+    parts = stack.enter_context(services.find_or_start())
+    for note in parts.notes:
+        demo.say(note)
+    prefix = f"demo-{uuid.uuid4().hex[:8]}."
+    demo.env = {
+        "LOOM_BOOTSTRAP": parts.bootstrap,
+        "LOOM_REDIS_URL": parts.redis_url,
+        "LOOM_TOPIC_PREFIX": prefix,
+        "LOOM_PARTITIONS": "4",
+        "LOOM_DATA_DIR": str(demo.folder / "cache"),
+        "LOOM_LEASES__TTL_MS": "2000",  # a dead node is missed after two seconds
+        "ORDERS_LEDGER": str(demo.folder / "ledger.jsonl"),
+        "ORDERS_PACKING_SECONDS": str(PACKING_SECONDS),
+        "PYTHONPATH": str(ROOT),
+    }
+    demo.loom("topics", "apply")
+    for name in ("worker-north", "worker-south"):
+        demo.start_worker(name)
+        stack.callback(demo.workers[name].stop)
+    demo.say("two workers run the flow of examples/orders.py")
+    watch = Watch(parts.bootstrap, prefix)
+    stack.callback(watch.close)
+
+    for order in ORDERS:
+        demo.loom("start", "order", "--id", order, "--input", json.dumps(INPUT))
+    watch.until("orders wait for the warehouse", lambda: all(waits(watch, order) for order in ORDERS))
+    demo.say("all are charged and reserved, and wait for the warehouse: parked, they cost nothing")
+
+    victim = kill_while_packing(demo, watch)
+    for order in ORDERS[1:]:
+        demo.loom("send", order, "ship", '{"carrier": "post"}', "--message-id", f"ship-{order}")
+    demo.say("the other orders are told to ship while nobody may be there to listen")
+    watch.until("every order has ended", lambda: all(ended(watch, order) for order in ORDERS), 90)
+    demo.say(f"every order is complete; {victim} never came back")
+
+    show(demo, watch, victim)
+    check(demo, watch)
+    demo.console.print(Text("Every order completed exactly once.", style="bold green"))
+
+
+def kill_while_packing(demo: Demo, watch: Watch) -> str:
+    """Let the first order ship, and kill the worker that packs it while it does; the worker's name."""
+    demo.loom("send", FIRST, "ship", '{"carrier": "post"}', "--message-id", f"ship-{FIRST}")
+    watch.until("the first order is being packed", lambda: demo.effects(FIRST)["pack", "begun"] > 0)
+    victim = watch.node_of(FIRST)
+    if victim not in demo.workers:
+        raise DemoFailedError(f"the event's node {victim!r} is none of {sorted(demo.workers)}")
+    demo.killed_at_ms = round(time.time() * 1000)
+    pid = demo.workers[victim].pid
+    demo.workers[victim].kill()
+    demo.say(f"kill -9 {pid}: {victim} dies while it packs {FIRST}")
+    return victim
+
+
+def waits(watch: Watch, order: str) -> bool:
+    """Whether an order is parked."""
+    return watch.kinds(order)[-1:] == [Kind.EXECUTION_SUSPENDED]
+
+
+def ended(watch: Watch, order: str) -> bool:
+    """Whether an order has its last event."""
+    return watch.kinds(order)[-1:] != [] and watch.kinds(order)[-1] in TERMINAL_KINDS
+
+
+def show(demo: Demo, watch: Watch, victim: str) -> None:
+    """The first order's life, as the topic tells it, and all orders in a table."""
+    console = demo.console
+    console.print()
+    console.rule(f"[bold]{FIRST}, as the executions topic tells it")
+    life = watch.executions[FIRST]
+    grid = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("", "seconds", "what happened", "written by", "partition @ offset"):
+        grid.add_column(column, justify="right" if column in ("", "seconds") else "left")
+    marked = False
+    for seen in life:
+        event = seen.event
+        if not marked and event.timestamp > demo.killed_at_ms:
+            marked = True
+            grid.add_row(
+                "",
+                f"{(demo.killed_at_ms - life[0].event.timestamp) / 1000:.1f}",
+                Text(f"✂ kill -9 of {victim}", "bold red"),
+            )
+        style = (
+            "bold green"
+            if event.type in TERMINAL_KINDS
+            else "yellow"
+            if event.type == Kind.EXECUTION_RECOVERED
+            else ""
+        )
+        grid.add_row(
+            Text(str(event.sequence), "dim"),
+            f"{(event.timestamp - life[0].event.timestamp) / 1000:.1f}",
+            Text(describe(event), style),
+            Text(str(event.metadata.get("node", "")), "dim"),
+            Text(f"{seen.partition} @ {seen.offset}", "dim"),
+        )
+    console.print(grid)
+    console.print()
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("order", "status", "events", "finished by", "effects outside"):
+        table.add_column(column)
+    for order in ORDERS:
+        noted = demo.effects(order)
+        effects = ", ".join(f"{effect} {noted[effect, 'done']}x" for effect in EFFECTS)
+        if noted["pack", "begun"] > noted["pack", "done"]:
+            effects += f" (begun {noted['pack', 'begun']}x)"
+        last = watch.executions[order][-1].event
+        table.add_row(
+            order, last.data["output"]["status"], str(last.sequence + 1), watch.node_of(order), effects
+        )
+    console.print(table)
+    console.print()
+
+
+def check(demo: Demo, watch: Watch) -> None:
+    """Hold the topic and the outside world against what was promised.
+
+    Raises:
+        DemoFailedError: something is missing, or there twice.
+    """
+    for order in ORDERS:
+        events = [seen.event for seen in watch.executions[order]]
+        steps = Counter(str(e.data["name"]) for e in events if e.type == Kind.STEP_COMPLETED)
+        promised = {
+            "sequences have no gap and no repeat": [e.sequence for e in events] == list(range(len(events))),
+            "one event ends it": sum(e.type in TERMINAL_KINDS for e in events) == 1,
+            "it completed": events[-1].type == Kind.EXECUTION_COMPLETED,
+            "each step has one result": steps == {"charge": 1, "reserve": 2, "pack": 1, "hand_over": 1},
+            "its message was taken once": sum(e.type == Kind.MESSAGE_CONSUMED for e in events) == 1,
+            "each effect was done once": all(demo.effects(order)[effect, "done"] == 1 for effect in EFFECTS),
+        }
+        broken = [what for what, held in promised.items() if not held]
+        if broken:
+            raise DemoFailedError(f"{order}: not so: {'; '.join(broken)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
