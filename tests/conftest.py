@@ -30,6 +30,9 @@ _notes = pytest.StashKey[list[str]]()
 
 def pytest_addoption(parser):
     parser.addoption("--soak", action="store_true", help="also run the long tests (mark soak)")
+    parser.addoption(
+        "--kafka", default=services.KAFKA_VERSION, help="version of Apache Kafka for the session's broker"
+    )
 
 
 def pytest_configure(config):
@@ -85,7 +88,7 @@ def pytest_runtest_teardown(item, nextitem):
 @pytest.fixture(scope="session")
 def kafka_bootstrap(pytestconfig):
     """``host:port`` of the session's broker, warmed up. Never stop it; use ``private_kafka`` for that."""
-    with services.find_or_start(need_redis=False) as found:
+    with services.find_or_start(need_redis=False, kafka_version=pytestconfig.getoption("--kafka")) as found:
         pytestconfig.stash[_notes] += found.notes
         services.warm_up(found.bootstrap)
         yield found.bootstrap

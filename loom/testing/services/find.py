@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from loom.testing.services.broker import kafka
+from loom.testing.services.broker import KAFKA_VERSION, kafka
 from loom.testing.services.redis_server import redis
 
 _WARM_TIMEOUT_S: Final = 30.0
@@ -45,7 +45,9 @@ class Services:
         self.started.close()
 
 
-def find_or_start(*, need_kafka: bool = True, need_redis: bool = True) -> Services:
+def find_or_start(
+    *, need_kafka: bool = True, need_redis: bool = True, kafka_version: str = KAFKA_VERSION
+) -> Services:
     """A broker and a Redis: those of ``LOOM_BOOTSTRAP`` and ``LOOM_REDIS_URL`` where set, else started here.
 
     Raises:
@@ -58,7 +60,7 @@ def find_or_start(*, need_kafka: bool = True, need_redis: bool = True) -> Servic
             found.bootstrap = os.environ.get("LOOM_BOOTSTRAP", "")
             note = f"broker at {found.bootstrap} (LOOM_BOOTSTRAP)"
             if not found.bootstrap:
-                broker = found.started.enter_context(kafka())
+                broker = found.started.enter_context(kafka(kafka_version))
                 found.bootstrap, note = broker.bootstrap, f"broker at {broker.bootstrap}: {broker.note}"
             found.notes.append(note)
         if need_redis:
