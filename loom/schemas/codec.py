@@ -21,6 +21,7 @@ from loom.schemas.binary import read_envelope, write_envelope
 from loom.schemas.envelope import EVENT_SCHEMA, Envelope
 from loom.schemas.mapping import CLASSES, Pair, compile_record
 from loom.schemas.payload import load_object
+from loom.schemas.records import SchemaNote
 from loom.schemas.table import SchemaTable, WriterSchema, packaged
 from loom.schemas.upcast import upcast
 
@@ -114,6 +115,26 @@ class Codec:
         except DecodeError as error:
             raise DecodeError(what, error.problem) from None
         return record
+
+    def notes(self) -> tuple[SchemaNote, ...]:
+        """Return the schemas that this codec writes with.
+
+        A writer keeps them with the log, in ``marks``, before it writes with them: then whoever reads the log needs no
+        registry.
+        """
+        ids = {schema.fingerprint: registry_id for registry_id, schema in self.table.bound_ids().items()}
+        return tuple(
+            SchemaNote(schema.fingerprint.hex(), schema.text, ids.get(schema.fingerprint))
+            for schema in packaged().values()
+        )
+
+    def learn(self, note: SchemaNote) -> None:
+        """Take in a schema that the log keeps.
+
+        Raises:
+            SchemaUnreadableError: it is no record schema, or the table is full.
+        """
+        self.table.add(note.schema, note.registry_id)
 
     def writer_of(self, raw: bytes, what: str = "record") -> tuple[WriterSchema, int]:
         """Return the schema that a value was written with, and where its record starts.

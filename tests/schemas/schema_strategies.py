@@ -56,6 +56,7 @@ _append = r.AppendRecord(
     backlog_cap=1000,
     consumed=(r.Position("__loom_inbox__:c:t", 4),),
     outgoing=(
+        r.OutgoingRecord("request", "i", "k", b"\xc3\x01"),
         r.OutgoingRecord("publish", "i", "k", b"\x00\xff", "out", (r.Header("h", b""), r.Header("h", b"v"))),
     ),
 )
@@ -72,7 +73,9 @@ OPS = [
     r.DropSnapshotOp("c"),
     r.ReadOp("events", "c", 5, 10),
     r.NotifyOp("c"),
+    r.SnapshotOp("c", 0, {}),
     r.CancelOp("r0"),
+    r.CancelOp("r0", 17),
 ]
 VERBS = [
     r.StartVerb("order", {"total": 12.5}),
@@ -110,6 +113,7 @@ RECORDS = [
     r.AppendReply("r", _error),
     r.AppendReply("r", None, (r.AppendedRecord("c", 0, 3, 5, repeated=True),), 7),
     r.ReadReply("r", _error),
+    r.ReadReply("r", None, 0, False, (), r.StreamInfoRecord("c", 3, 1, 2)),
     r.ReadReply("r", None, 1, True, (b"", b"\x00\x01"), r.StreamInfoRecord("c", 3, 1, 2, "a", "X", "n")),
     r.ExecutionSummary("c", "c", "order", "running", 0, 1, 2),
     r.ExecutionSummary(
