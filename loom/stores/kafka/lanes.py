@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from loom.stores.kafka.deadline import Deadline
 
 MAX_LANES: Final = 2
+_LEAST_S: Final = 0.001
+_SLICE_S: Final = 0.5
 
 
 class LaneFault(Exception):  # noqa: N818 - what a lane tells its writer; never raised at a caller
@@ -29,6 +31,10 @@ class LaneFault(Exception):  # noqa: N818 - what a lane tells its writer; never 
     def __init__(self, doing: str, fault: Fault, code: str) -> None:
         self.doing, self.fault, self.code = doing, fault, code
         super().__init__(f"{doing}: {code}")
+
+
+def _no_wait() -> None:
+    """Nothing to do between two calls."""
 
 
 class Lane:
@@ -43,13 +49,17 @@ class Lane:
         self._producer: Producer | None = Producer(dict(config), logger=self.log.logger)
         self.produce: Callable[..., None] = self._producer.produce
 
-    def initialise(self, deadline: Deadline) -> None:
+    def initialise(self, deadline: Deadline, wait: Callable[[], None]) -> None:
         """Fence every older producer of this transactional id, and settle its open transaction.
+
+        ``wait`` is called now and then; it may raise to stop.
 
         Raises:
             LaneFault: it cannot be done, or not before ``deadline`` (then the fault is REPEAT).
         """
-        self._repeat("initialise", self._client.init_transactions, deadline)
+        self._repeat(
+            "initialise", lambda left_s: self._client.init_transactions(min(left_s, _SLICE_S)), deadline, wait
+        )
         self._client.poll(0)
         self.log.ready = True
 
@@ -96,9 +106,16 @@ class Lane:
             raise LaneFault("use", Fault.FATAL, "closed")
         return self._producer
 
-    def _repeat(self, doing: str, call: Callable[[float], object], deadline: Deadline) -> None:
+    def _repeat(
+        self,
+        doing: str,
+        call: Callable[[float], object],
+        deadline: Deadline,
+        wait: Callable[[], None] = _no_wait,
+    ) -> None:
         """Make a call, and the same again while the client asks for it and there is time."""
         while True:
+            wait()
             try:
                 call(max(deadline.left_s, _LEAST_S))
             except KafkaException as error:
@@ -107,9 +124,6 @@ class Lane:
                     raise LaneFault(doing, fault, name_of(error)) from None
             else:
                 return
-
-
-_LEAST_S: Final = 0.001
 
 
 def _bury(box: list[Producer]) -> None:
@@ -136,8 +150,8 @@ class Lanes:
         self._last = -1
         self._anchored = False
 
-    def open(self, deadline: Deadline) -> None:
-        """Make and initialise every lane, in order.
+    def open(self, deadline: Deadline, wait: Callable[[], None]) -> None:
+        """Make and initialise every lane, in order; ``wait`` as in ``Lane.initialise``.
 
         Raises:
             LaneFault: the tenure cannot begin; close and try again.
@@ -145,7 +159,7 @@ class Lanes:
         for number in range(self._count):
             lane = self._make(number)
             self._lanes.append(lane)
-            lane.initialise(deadline)
+            lane.initialise(deadline, wait)
 
     def next(self) -> Lane:
         """The lane of the next transaction."""

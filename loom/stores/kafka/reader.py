@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not in its __all__
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import OffsetSpec
 
 from loom.stores.kafka.client import reader_config, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from concurrent.futures import Future
 
     from confluent_kafka.admin import AdminClient
 
@@ -44,18 +52,33 @@ class Ends:
         Raises:
             UnreachableError, TopicsError, BrokerError: the brokers do not say.
         """
-        return self._ask(topics, IsolationLevel.READ_UNCOMMITTED)
+        return self._answer(topics, IsolationLevel.READ_UNCOMMITTED)
 
     def stable(self, topics: Sequence[str]) -> dict[str, int]:
         """Ends below which no transaction is open; raises as ``written``."""
-        return self._ask(topics, IsolationLevel.READ_COMMITTED)
+        return self._answer(topics, IsolationLevel.READ_COMMITTED)
 
-    def _ask(self, topics: Sequence[str], level: IsolationLevel) -> dict[str, int]:
+    def identity(self, topics: Sequence[str], partitions: int) -> dict[str, Any]:
+        """What makes this log this log: the cluster, the topics' own ids, and P; raises as ``written``."""
+        try:
+            described = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_S)
+            cluster = self._admin.describe_cluster(request_timeout=_REQUEST_S).result(_REQUEST_S + 1)
+            ids = {topic: str(found.result(_REQUEST_S + 1).topic_id) for topic, found in described.items()}
+        except (KafkaException, TimeoutError) as error:
+            raise store_error(error, "look at the topics", self._bootstrap) from None
+        return {"cluster": cluster.cluster_id, "topics": ids, "partitions": partitions}
+
+    def ask(self, topics: Sequence[str], level: IsolationLevel) -> dict[str, Future[Any]]:
+        """Ask for ends without waiting; each answer has an ``offset``."""
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         wanted = {TopicPartition(topic, self._partition): latest for topic in topics}
+        asked = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=_REQUEST_S)
+        return {place.topic: future for place, future in asked.items()}
+
+    def _answer(self, topics: Sequence[str], level: IsolationLevel) -> dict[str, int]:
         try:
-            asked = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=_REQUEST_S)
-            return {place.topic: int(future.result(_REQUEST_S + 1).offset) for place, future in asked.items()}
+            asked = self.ask(topics, level)
+            return {topic: int(future.result(_REQUEST_S + 1).offset) for topic, future in asked.items()}
         except (KafkaException, TimeoutError) as error:
             raise store_error(error, "read the ends of the log", self._bootstrap) from None
 

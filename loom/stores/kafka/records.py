@@ -155,7 +155,8 @@ class Records:
         )
         headers = (("sequence", str(snapshot.sequence)),)
         topic = self._catalogue.snapshots
-        return Record(topic, self._codec.encode(record), snapshot.execution_id, self._partition, headers)
+        put.encoded = self._codec.encode(record)
+        return Record(topic, put.encoded, snapshot.execution_id, self._partition, headers)
 
     def _drop_snapshot(self, drop: DropSnapshot) -> Record:
         return Record(self._catalogue.snapshots, None, drop.execution_id, self._partition, ())

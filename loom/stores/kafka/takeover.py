@@ -4,14 +4,15 @@ The end is captured after the fence and reached by position: control records and
 offset may be one, so nothing is counted. Another's open transaction holds the stable offset below the end; then this
 waits, or fails: it never gives less as if it were all.
 
-Marks are read first. A stream's row starts from its mark, and events above the mark's head go on top; so whether a
+Marks are read first: a stream's row starts from its mark, and events above the mark's head go on top. So whether a
 missing sequence was trimmed or lost is known when it is met.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING
 
@@ -23,41 +24,20 @@ from loom.stores.kafka.reader import END_OF_PARTITION, Ends, LogReader
 from loom.stores.kafka.records import TICK_KEY, EventHead, event_head, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from loom.schemas.codec import Codec
+    from loom.stores.index import StreamIndex
     from loom.stores.kafka.deadline import Deadline
     from loom.stores.rows import StreamRow
     from loom.topics.catalogue import Catalogue
 
 _log = logging.getLogger("loom.kafka.takeover")
 
+APPENDS: Final = "appends"
+COMMANDS: Final = "commands"
 
-class Loadable(Protocol):
-    """An index as a takeover fills it. Marks come first, then events and snapshots, each in log order.
-
-    Records may come again (a retake reads from the last position known): loading one twice changes nothing.
-    """
-
-    def row(self, stream_id: str) -> StreamRow | None:
-        """As ``Index.row``."""
-        ...
-
-    def load_mark(self, stream_id: str, row: StreamRow | None) -> None:
-        """Start the stream's row from its mark, the index keeps ``row``; None: the mark was tombstoned."""
-        ...
-
-    def load_event(self, stream_id: str, head: EventHead, value: bytes) -> None:
-        """Keep an encoded event; above the row's head it becomes the head."""
-        ...
-
-    def load_drop(self, stream_id: str, sequence: int) -> None:
-        """Forget an event."""
-        ...
-
-    def load_snapshot(self, execution_id: str, sequence: int, value: bytes | None) -> None:
-        """Keep an encoded snapshot; None: it was deleted (``sequence`` says nothing then)."""
-        ...
+Handler = Callable[[str, Any], None]
 
 
 class Takeover:
@@ -67,10 +47,10 @@ class Takeover:
         positions: next offset per topic; advanced as a reading goes.
         applied: highest request offsets applied, per source, by the partition's own mark.
         marked: whether the partition has a mark of its own.
-        notes: fingerprints of the schemas kept with the log.
+        notes: schemas kept with the log, by fingerprint.
         tombstones: time (ms) of the last deletion per topic.
         appended: time (ms) of the last record per topic.
-        broken: streams in which a gap or a torn batch stands.
+        broken: streams in which a gap or a torn batch stands; the index has stopped them.
         found: records of the last reading.
     """
 
@@ -80,21 +60,55 @@ class Takeover:
         partition: int,
         catalogue: Catalogue,
         codec: Codec,
-        index: Loadable,
+        index: StreamIndex,
         ends: Ends,
-        make_reader: MakeReader,
+        make_reader: Callable[[], LogReader],
     ) -> None:
         self._partition, self._catalogue, self._codec, self._index = partition, catalogue, codec, index
         self._ends, self._make_reader = ends, make_reader
-        self._continuity = Continuity(index.row)
+        self._continuity = Continuity(self._row)
+        self._logs: dict[str, Handler] = {
+            catalogue.executions: self._event,
+            catalogue.inbox: self._event,
+            catalogue.quarantine: self._event,
+            catalogue.snapshots: self._snapshot,
+        }
+        self._marks: dict[str, Handler] = {catalogue.marks: self._mark}
         self.positions: dict[str, int] = {}
         self.applied: dict[str, int] = {}
         self.marked = False
-        self.notes: set[str] = set()
+        self.notes: dict[str, SchemaNote] = {}
         self.tombstones: dict[str, int] = {}
         self.appended: dict[str, int] = {}
         self.broken: dict[str, StreamBrokenError] = {}
         self.found = 0
+
+    # -- checkpoints -----------------------------------------------------------------------------------------
+
+    def resume(self, identity: Mapping[str, Any], now_ms: int, max_age_ms: int) -> None:
+        """Before the first reading: begin at the index's checkpoint if it is of this log and young enough."""
+        ends = self._ends.written([*self._marks, *self._logs])
+        position = self._index.load_checkpoint(identity, now_ms, max_age_ms=max_age_ms, ends=ends)
+        if position is None:
+            return
+        extra = self._index.checkpoint_extra()
+        self.positions, self.marked = dict(position), True
+        self.applied, self.tombstones = dict(extra["applied"]), dict(extra["tombstones"])
+        self.appended = dict(extra["appended"])
+        for note in extra["notes"]:
+            self._learn(SchemaNote(*note))
+
+    def extra(self) -> dict[str, Any]:
+        """What a checkpoint has to keep beside the streams."""
+        notes = [[note.fingerprint, note.schema, note.registry_id] for note in self.notes.values()]
+        return {
+            "applied": dict(self.applied),
+            "tombstones": dict(self.tombstones),
+            "appended": dict(self.appended),
+            "notes": notes,
+        }
+
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def read(self, deadline: Deadline, wait: Callable[[], None]) -> None:
         """Read every topic to the end captured now. ``wait`` is called again and again; it may raise to stop.
@@ -106,22 +120,21 @@ class Takeover:
             DecodeError: the partition's own mark cannot be read.
         """
         self.found = 0
-        self._continuity = Continuity(self._index.row)
-        names = self._catalogue
-        logs: dict[str, Handler] = dict.fromkeys(
-            (names.executions, names.inbox, names.quarantine), self._event
-        )
-        logs[names.snapshots] = self._snapshot
-        marks: dict[str, Handler] = {names.marks: self._mark}
-        ends = self._ends.written([*marks, *logs])
+        ends = self._ends.written([*self._marks, *self._logs])
         with self._make_reader() as reader:
-            for handlers in (marks, logs):
+            for handlers in (self._marks, self._logs):
                 self._read_to({t: ends[t] for t in handlers}, handlers, reader, deadline, wait)
-            if not self._continuity.end():
+            whole = self._continuity.end()
+            if not whole:
                 # judged again: a stream may have been trimmed between the reading of its mark and of its events
-                self._read_to(self._ends.written(list(marks)), marks, reader, deadline, wait)
-                self.broken.update(self._continuity.broken())
-        self._continuity = Continuity(self._index.row)
+                self._read_to(self._ends.written(list(self._marks)), self._marks, reader, deadline, wait)
+        # a reading that failed on its way goes on with what it has seen; only a finished one begins anew
+        continuity, self._continuity = self._continuity, Continuity(self._row)
+        for error in () if whole else continuity.broken().values():
+            self._stop(error)
+
+    def _row(self, stream_id: str) -> StreamRow | None:
+        return None if stream_id in self.broken else self._index.row(stream_id)
 
     def _read_to(
         self,
@@ -165,34 +178,38 @@ class Takeover:
         self.appended.update({topic: message.timestamp()[1] for topic, message in last.items()})
         return reached
 
-    # -- events and snapshots --------------------------------------------------------------------------------
+    def _stop(self, error: StreamBrokenError) -> None:
+        _log.error("partition %d: %s", self._partition, error)
+        self.broken[error.stream_id] = error
+        self._index.stop(error)
+
+    # -- records ---------------------------------------------------------------------------------------------
 
     def _event(self, topic: str, message: Any) -> None:
         key = message.key().decode()
-        stream_id, _, sequence = key.rpartition("/")
         value = message.value()
         if value is None:
-            if key != TICK_KEY:
+            if key != TICK_KEY:  # the mark in its transaction says what is gone
                 self.tombstones[topic] = message.timestamp()[1]
-                self._index.load_drop(stream_id, int(sequence))
             return
         try:
             head: EventHead | None = event_head(message.headers())
         except (KeyError, ValueError):
             head = self._head_of(topic, message.offset(), value)
-        if head is not None and self._continuity.event(stream_id, head):
+        if head is None:
+            return
+        stream_id = key.rpartition("/")[0]
+        if self._continuity.event(stream_id, head):
             self._index.load_event(stream_id, head, value)
 
     def _head_of(self, topic: str, offset: int, value: bytes) -> EventHead | None:
         """Read an event whose headers were lost on its way; what is no event is passed over: its place is a gap."""
         try:
-            envelope = self._codec.decode_envelope(value, topic)
+            e = self._codec.decode_envelope(value, topic)
         except DecodeError as error:
             _log.warning("%s[%d] at %d: %s", topic, self._partition, offset, error)
             return None
-        return EventHead(
-            envelope.type, envelope.sequence, envelope.id, 0, 1, envelope.timestamp, None, None, ()
-        )
+        return EventHead(e.type, e.sequence, e.id, 0, 1, e.timestamp, None, None, ())
 
     def _snapshot(self, topic: str, message: Any) -> None:
         key = message.key().decode()
@@ -204,8 +221,6 @@ class Takeover:
             self.tombstones[topic] = message.timestamp()[1]
             self._index.load_snapshot(key, NO_EVENTS, None)
 
-    # -- marks -----------------------------------------------------------------------------------------------
-
     def _mark(self, topic: str, message: Any) -> None:
         key = message.key().decode()
         value = message.value()
@@ -216,9 +231,7 @@ class Takeover:
         elif key == PARTITION_MARK_KEY:
             self._own_mark(self._codec.decode(value, PartitionMark, key))
         elif key.startswith(SCHEMA_NOTE_PREFIX):
-            note = self._codec.decode(value, SchemaNote, key)
-            self._codec.table.add(note.schema, note.registry_id)
-            self.notes.add(note.fingerprint)
+            self._learn(self._codec.decode(value, SchemaNote, key))
         else:
             self._stream_mark(key, value)
 
@@ -227,11 +240,14 @@ class Takeover:
         try:
             row = row_of(self._codec.decode(value, StreamMark, "stream mark"))
         except DecodeError as error:
-            problem = f"its mark cannot be read ({error.problem})"
-            self.broken[stream_id] = StreamBrokenError(stream_id, 0, problem)
+            self._stop(StreamBrokenError(stream_id, 0, f"its mark cannot be read ({error.problem})"))
             return
         self._continuity.mark(stream_id, row)
         self._index.load_mark(stream_id, row)
+
+    def _learn(self, note: SchemaNote) -> None:
+        self._codec.table.add(note.schema, note.registry_id)
+        self.notes[note.fingerprint] = note
 
     def _own_mark(self, mark: PartitionMark) -> None:
         if mark.partitions != self._catalogue.partitions:
@@ -240,9 +256,4 @@ class Takeover:
                 "set partitions to that number; growing is a migration to a new topic_prefix",
             )
         self.marked = True
-        self.applied = {"appends": mark.appends_offset, "commands": mark.commands_offset}
-
-
-if TYPE_CHECKING:
-    Handler = Callable[[str, Any], None]
-    MakeReader = Callable[[], LogReader]
+        self.applied = {APPENDS: mark.appends_offset, COMMANDS: mark.commands_offset}

@@ -9,77 +9,76 @@ One thread per partition runs tenures: fence, read the partition to its end, ser
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
+import logging
+import math
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
 
+from confluent_kafka.admin import AdminClient
 
-class WriterState(Enum):
-    """Where a writer stands. It moves ``STARTING -> TAKING_OVER <-> SERVING -> STOPPED``; STOPPED is final."""
+from loom.errors import BrokerError, NotOwnerError, StorageWriteError, StoreError, TopicsError
+from loom.schemas.records import SchemaNote
+from loom.schemas.table import packaged
+from loom.stores.kafka.client import Fault, producer_config
+from loom.stores.kafka.deadline import Deadline
+from loom.stores.kafka.debts import Debts
+from loom.stores.kafka.group_commit import GroupCommit
+from loom.stores.kafka.health import StableWatch
+from loom.stores.kafka.keeper import CheckpointState, IndexKeeper
+from loom.stores.kafka.lanes import Lane, LaneFault, Lanes
+from loom.stores.kafka.pending import Decider, Pending
+from loom.stores.kafka.publish import PublishTargets
+from loom.stores.kafka.reader import Ends, LogReader
+from loom.stores.kafka.records import Records
+from loom.stores.kafka.takeover import Takeover
+from loom.stores.kafka.tenure import Backoff, Rivalry, TenureEnd
+from loom.stores.kafka.transaction import Limits
+from loom.stores.kafka.writer_types import (
+    CommittedOp,
+    CommittedTransaction,
+    StopReason,
+    WriterHealth,
+    WriterSettings,
+    WriterState,
+)
 
-    STARTING = "starting"
-    TAKING_OVER = "taking_over"
-    SERVING = "serving"
-    STOPPED = "stopped"
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
 
+    from loom.errors import LoomError
+    from loom.schemas.codec import Codec
+    from loom.stores.contracts import Clock
+    from loom.stores.index import StreamIndex
+    from loom.stores.kafka.transaction import Transaction
+    from loom.stores.ops import WriteOp
 
-class StopReason(Enum):
-    """Why a writer stopped. All but REVOKED and LOST mean that ownership should leave the group and join again."""
+__all__ = [
+    "CommittedOp",
+    "CommittedTransaction",
+    "PartitionWriter",
+    "StopReason",
+    "WriterHealth",
+    "WriterSettings",
+    "WriterState",
+]
 
-    REVOKED = "revoked"
-    """``stop`` was called: the transaction in flight was finished."""
-    LOST = "lost"
-    """``abandon`` was called: nothing new was begun."""
-    FENCED = "fenced"
-    """Another writer fenced this one and ``confirm_ownership`` did not confirm this one."""
-    CONTENDED = "contended"
-    """Two owners fenced each other more often than ``max_retakes``; this one gave way."""
-    INCOMPLETE = "incomplete"
-    """The partition could not be read to its end within ``takeover_deadline_ms``."""
-    MISMATCH = "mismatch"
-    """The partition was made with another number of partitions; see ``PartitionWriter.error``."""
-    FAILED = "failed"
-    """A fault of loom's own; see ``PartitionWriter.error``."""
+_log = logging.getLogger("loom.kafka.writer")
 
-
-@dataclass(frozen=True, slots=True)
-class WriterSettings:
-    """Bounds of a writer. Times are milliseconds, sizes bytes.
-
-    ``commit_deadline_ms`` < ``transaction_timeout_ms`` (which is also the client's socket timeout): a commit that the
-    client sent twice is then always noticed before the call returns (the poison rule).
-    """
-
-    bootstrap: str
-    topic_prefix: str
-    partitions: int
-    node: str
-    kafka: Mapping[str, Any] = field(default_factory=dict)
-    """Any librdkafka property (TLS, SASL) for every client of the writer."""
-    lanes: int = 1
-    max_ops: int = 1000
-    """Requests in one transaction."""
-    max_bytes: int = 800_000
-    """Encoded bytes in one transaction; a single larger request gets a transaction of its own."""
-    max_request_bytes: int = 16_000_000
-    """A request above this is ``PayloadTooLargeError``."""
-    max_record_bytes: int = 1_000_000
-    """A record above this is ``PayloadTooLargeError``; not above the broker's ``message.max.bytes``."""
-    max_waiting: int = 20_000
-    """Requests that may wait for a transaction; more are refused with ``StorageWriteError``."""
-    transaction_timeout_ms: int = 10_000
-    commit_deadline_ms: int = 8_000
-    takeover_deadline_ms: int = 60_000
-    """Bound of one takeover, retries included; past it the writer stops with ``INCOMPLETE``."""
-    max_retakes: int = 6
-    """Tenures lost to a rival in a row (each served for less than ``settled_ms``) before the writer gives way."""
-    settled_ms: int = 30_000
-    compaction_lag_ms: int = 86_400_000
-    """``max.compaction.lag.ms`` of the log topics: how long after a deletion the tick record is due."""
-    publish_topics: frozenset[str] = frozenset()
-    """Topics that ``ctx.publish`` may write to."""
+SLICE_MS: Final = 500
+"""Longest wait of a takeover between two looks at whether to stop, and at deadlines that passed."""
+STEP_DOWN_MS: Final = 5_000
+"""How long a superseded writer reads, to say what became of its last transaction."""
+LATE_S: Final = 0.5
+_WRITTEN: Final = (
+    "loom.Envelope",
+    "loom.StreamMark",
+    "loom.PartitionMark",
+    "loom.Snapshot",
+    "loom.AppendRequest",
+)
+"""Schemas of the records that a writer writes."""
 
 
 class PartitionWriter:
@@ -88,6 +87,8 @@ class PartitionWriter:
     ``confirm_ownership`` is asked after a rival fenced this writer: True if this node still is the partition's owner in
     the consumer group (a synchronous offset commit at the current generation succeeds). ``on_committed`` gets what each
     transaction made durable, ``on_state`` every change of state; both run on the writer's thread and must not block.
+    SERVING is told again after a tenure in which something unknown was found in the log: what is readable may be more
+    than ``on_committed`` ever said.
     """
 
     def __init__(
@@ -95,98 +96,367 @@ class PartitionWriter:
         partition: int,
         settings: WriterSettings,
         *,
-        index: Any,
-        codec: Any,
+        index: StreamIndex,
+        codec: Codec,
         confirm_ownership: Callable[[], bool],
         on_committed: Callable[[CommittedTransaction], None],
         on_state: Callable[[PartitionWriter, WriterState], None],
-        clock: Callable[[], int],
+        clock: Clock,
+        admin: AdminClient | None = None,
     ) -> None:
-        """Prepare a writer; nothing happens before ``start``."""
+        """Prepare a writer; nothing happens before ``start``. ``admin`` may be shared; without one it makes its own."""
+        self.partition = partition
+        self.error: LoomError | None = None
+        """Why it stopped, where that was an error."""
+        self.stop_reason: StopReason | None = None
+        self._settings, self._codec, self._index = settings, codec, index
+        self._confirm, self._on_committed, self._on_state, self._clock = (
+            confirm_ownership,
+            on_committed,
+            on_state,
+            clock,
+        )
+        catalogue = settings.catalogue
+        self._client_id = f"{settings.node}-log-{partition}"
+        admin = admin or AdminClient(
+            {**settings.kafka, "bootstrap.servers": settings.bootstrap, "log_level": 2}
+        )
+        self._ends = Ends(admin, partition, settings.bootstrap)
+        self._log_topics = (
+            catalogue.marks,
+            catalogue.executions,
+            catalogue.inbox,
+            catalogue.quarantine,
+            catalogue.snapshots,
+        )
+        self._takeover = Takeover(
+            partition=partition,
+            catalogue=catalogue,
+            codec=codec,
+            index=index,
+            ends=self._ends,
+            make_reader=lambda: LogReader(
+                settings.bootstrap, settings.kafka, partition, f"{self._client_id}-takeover"
+            ),
+        )
+        self._debts = Debts(settings.compaction_lag_ms)
+        self._watch = StableWatch(self._ends, self._log_topics)
+        self._keeper = IndexKeeper(index, str(partition), self._sweep)
+        self._group = GroupCommit(
+            partition=partition,
+            index=index,
+            records=Records(codec, catalogue, partition, settings.node, clock),
+            targets=PublishTargets(admin, settings.publish_topics, settings.max_record_bytes),
+            limits=Limits(
+                settings.max_ops, settings.max_bytes, settings.max_request_bytes, settings.max_record_bytes
+            ),
+            takeover=self._takeover,
+            debts=self._debts,
+            clock=clock,
+            commit_deadline_ms=settings.commit_deadline_ms,
+            committed=self._committed,
+            notes=_notes(codec),
+        )
+        self._rivalry = Rivalry(settings.max_retakes, settings.settled_ms / 1000)
+        self._identity: dict[str, Any] = {}
+        self._lanes: Lanes | None = None
+        self._tenure = 0
+        self._state = WriterState.STARTING
+        self._asked_to_stop: StopReason | None = None
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"loom-writer-{partition}", daemon=True)
+
+    # -- any thread ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the thread and its first takeover."""
+        self._thread.start()
 
     def stop(self, deadline_ms: int) -> bool:
         """Finish the transaction in flight and end; True once the thread has ended, False if the deadline came first.
 
         Requests that wait are answered with ``NotOwnerError``.
         """
-        raise NotImplementedError
+        self._ask_to_stop(StopReason.REVOKED)
+        self._thread.join(deadline_ms / 1000)
+        return not self._thread.is_alive()
 
     def abandon(self) -> None:
         """The partition is lost: begin nothing more. Does not wait; a commit under way reports its true outcome."""
+        self._ask_to_stop(StopReason.LOST)
 
     def submit(
-        self, op: Any, *, origin: str | None, deadline: float, loop: asyncio.AbstractEventLoop
+        self, op: WriteOp, *, origin: str | None, deadline: float, loop: asyncio.AbstractEventLoop
     ) -> asyncio.Future[Any]:
         """Queue a write; call it on ``loop``'s thread. ``deadline`` is on ``time.monotonic``.
 
         The future gets the op's result, or: an error of the judge (``WrongHeadError``, ...); ``NotOwnerError``
         (not written: ask the owner); ``StorageWriteError`` or ``PayloadTooLargeError`` (not written);
         ``OutcomeUnknownError`` (settle by event id). A future that is cancelled while its op waits is not written.
+        It is answered within a second after ``deadline``, whatever the brokers do.
         """
-        raise NotImplementedError
+        pending = Pending(op, deadline, origin, loop.create_future(), loop)
+        if self._stopped:
+            pending.fail(NotOwnerError(self.partition))
+        elif self._group.length() >= self._settings.max_waiting:
+            problem = f"{self._settings.max_waiting} requests wait for partition {self.partition}"
+            pending.fail(StorageWriteError(pending.stream_id, problem))
+        else:
+            self._group.put(pending)
+            if self._stopped:  # it stopped meanwhile, and may not have seen this one
+                pending.fail(NotOwnerError(self.partition))
+        assert pending.future is not None
+        return pending.future
 
     def submit_remote(
-        self, op: Any, *, source: str, offset: int, reply: Callable[[Any, Exception | None], None]
+        self, op: WriteOp, *, source: str, offset: int, reply: Callable[[Any, Exception | None], None]
     ) -> None:
-        """Queue a request consumed from ``source`` (``appends`` or ``commands``) at ``offset``.
+        """Queue a request consumed from ``source`` (``appends`` or ``commands``) at ``offset``; offsets only rise.
 
         It is applied once: the highest applied offset of the source is recorded in the partition's own mark in the same
         transaction, also for a refused one, and ``reply(result, error)`` runs on the writer's thread after that commit.
-        An offset already applied is never applied again: if its events stand, ``reply`` gets the repeat, else nothing.
+        An offset already applied is never applied again: ``reply`` gets the repeat, a refusal, or ``OutcomeUnknownError``.
         A writer that stops does not call ``reply``: the next owner reads the request again.
         """
+        self._group.put(Pending(op, math.inf, source=source, offset=offset, reply=reply))
 
     def skip_remote(self, *, source: str, offset: int) -> None:
         """Record that an unusable request (it went to ``dead``) at ``offset`` is done with."""
+        self._group.put(Pending(None, math.inf, source=source, offset=offset))
 
     def decide(self, *, deadline: float, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         """Resolve once a transaction of this tenure has been committed that was sent after this call.
 
         Reads that decide wait for it: a superseded writer would answer from stale memory (kafka.md, Reading). If
-        nothing is queued, a tick is committed. Fails with ``NotOwnerError`` if the writer stops first.
+        nothing is queued, a tick is committed. Fails with ``NotOwnerError`` if the writer stops first, or cannot commit
+        before ``deadline``.
         """
-        raise NotImplementedError
+        budget_ms = max(0, int((deadline - time.monotonic()) * 1000))
+        decider = Decider(loop.create_future(), loop, deadline, budget_ms)
+        self._group.put(decider)
+        if self._stopped:
+            decider.future.set_exception(NotOwnerError(self.partition))
+        return decider.future
 
     def read(self, stream_id: str, from_sequence: int, limit: int) -> list[bytes]:
         """Encoded envelopes as committed, in order. Raises ``NotOwnerError`` unless serving, ``StreamBrokenError``."""
-        raise NotImplementedError
+        if self._state is not WriterState.SERVING:
+            raise NotOwnerError(self.partition)
+        return self._index.encoded(stream_id, from_sequence, limit)
 
     def applied(self, source: str) -> int:
         """Highest offset of ``source`` that the log says is applied; -1 for none. Known once serving."""
-        raise NotImplementedError
+        return self._takeover.applied.get(source, -1)
 
     @property
     def state(self) -> WriterState:
         """Where the writer stands now."""
-        raise NotImplementedError
+        return self._state
 
     @property
     def tenure(self) -> int:
-        """How many tenures this writer began; 0 before the first."""
-        raise NotImplementedError
+        """How many tenures this writer began to serve; 0 before the first."""
+        return self._tenure
 
     @property
     def saturation(self) -> float:
         """Waiting requests as a part of what one transaction takes; at 1.0 and above the writer is saturated."""
-        raise NotImplementedError
+        return self._group.length() / self._settings.max_ops
+
+    def health(self) -> WriterHealth:
+        """How the writer is."""
+        return WriterHealth(
+            self.partition,
+            self._state,
+            self._tenure,
+            self._group.length(),
+            self._watch.stuck,
+            tuple(self._takeover.broken.values()),
+        )
+
+    @property
+    def _stopped(self) -> bool:
+        return self._state is WriterState.STOPPED
+
+    def _ask_to_stop(self, reason: StopReason) -> None:
+        self._asked_to_stop = self._asked_to_stop or reason
+        self._wake.set()
+        self._group.put(None)
+
+    # -- the writer's thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._keeper.start()
+            self._change(WriterState.TAKING_OVER)
+            end = TenureEnd.POISONED
+            while self._take(end):
+                assert self._lanes is not None
+                end = self._group.serve(self._lanes, lambda: self._asked_to_stop is not None, self._idle)
+        except Exception as error:  # noqa: BLE001 - whatever it is: the writer stops, and says why
+            self.stop_reason = StopReason.FAILED
+            self.error = error if isinstance(error, StoreError) else None
+            _log.exception("partition %d: its writer failed", self.partition)
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Answer everything, let the clients go, and say so."""
+        try:
+            if self._group.unsettled and self.stop_reason in {StopReason.FENCED, StopReason.CONTENDED}:
+                self._read_what_became()
+            if self._lanes is not None:
+                self._lanes.close()
+            self._keeper.stop()
+        finally:
+            self._change(WriterState.STOPPED)
+            self._group.close()
+
+    def _read_what_became(self) -> None:
+        """A rival's fence has decided the last transaction for good: say what became of it."""
+        try:
+            self._takeover.read(Deadline.after(STEP_DOWN_MS), lambda: None)
+        except StoreError as error:
+            _log.warning(
+                "partition %d: what became of its last transaction is not known: %s", self.partition, error
+            )
+        else:
+            self._group.settle_unknown()
+
+    def _take(self, after: TenureEnd) -> bool:
+        """Begin a tenure after the last one ended so; False to stop (``stop_reason`` says why)."""
+        deadline = Deadline.after(self._settings.takeover_deadline_ms)
+        backoff, end = Backoff(), after
+        while True:
+            if end is TenureEnd.FENCED and not self._may_retake():
+                return False
+            problem: LoomError | None = None
+            try:
+                self._begin(deadline)
+            except _StoppedError:
+                self.stop_reason = self._asked_to_stop
+                return False
+            except TopicsError as error:
+                return self._give_up(StopReason.MISMATCH, error)
+            except LaneFault as fault:
+                end = TenureEnd.FENCED if fault.fault is Fault.FENCED else TenureEnd.POISONED
+                problem = BrokerError(fault.doing, fault.code)
+            except StoreError as error:
+                end, problem = TenureEnd.POISONED, error
+            else:
+                return True
+            _log.info("partition %d: %s", self.partition, problem)
+            if deadline.passed:
+                return self._give_up(StopReason.INCOMPLETE, problem)
+            self._step_back()
+            if end is not TenureEnd.FENCED:
+                self._wake.wait(min(backoff.next_s(), deadline.left_s))
+
+    def _step_back(self) -> None:
+        """Nothing is served until a tenure begins."""
+        if self._state is WriterState.SERVING:
+            self._change(WriterState.TAKING_OVER)
+
+    def _may_retake(self) -> bool:
+        """After a fence: whether this node still is the owner, and has not been fenced too often."""
+        self._step_back()
+        pause_s = self._rivalry.fenced(time.monotonic())
+        if pause_s is None:
+            return self._give_up(StopReason.CONTENDED, None)
+        if not self._confirm():
+            return self._give_up(StopReason.FENCED, None)
+        self._wake.wait(pause_s)
+        return True
+
+    def _give_up(self, reason: StopReason, error: LoomError | None) -> bool:
+        self.stop_reason, self.error = reason, error
+        _log.warning(
+            "partition %d: its writer stops: %s%s",
+            self.partition,
+            reason.value,
+            f" ({error})" if error else "",
+        )
+        return False
+
+    def _begin(self, deadline: Deadline) -> None:
+        """Fence, read to the end, serve.
+
+        Raises:
+            LaneFault, StoreError: the tenure cannot begin. _StoppedError: told to stop meanwhile.
+        """
+        self._look_up()
+        if self._lanes is not None:
+            self._lanes.close()
+        self._lanes = Lanes(self._make_lane, self._settings.lanes)
+        self._lanes.open(deadline, self._look_up)
+        first = self._tenure == 0
+        if first and not self._takeover.positions:
+            self._identity = self._ends.identity(self._log_topics, self._settings.partitions)
+            self._takeover.resume(self._identity, self._clock(), self._settings.checkpoint_max_age_ms)
+        self._takeover.read(deadline, self._look_up)
+        self._group.reread()
+        self._debts.rediscover(self._takeover.tombstones, self._takeover.appended)
+        self._tenure += 1
+        self._rivalry.serving(time.monotonic())
+        if self._state is not WriterState.SERVING or self._takeover.found:
+            self._change(WriterState.SERVING)
+
+    def _look_up(self) -> None:
+        """Between two waits of a takeover: stop if told to, and answer what waited too long."""
+        if self._asked_to_stop is not None:
+            raise _StoppedError
+        self._group.intake(0)
+        self._group.expire()
+
+    def _idle(self) -> None:
+        """Between two transactions."""
+        self._watch.look()
+        if self._keeper.wants and self._takeover.marked and not self._takeover.broken:
+            takeover = self._takeover
+            self._keeper.offer(
+                CheckpointState(dict(takeover.positions), self._identity, takeover.extra(), self._clock())
+            )
+
+    def _sweep(self) -> None:
+        """On the keeper's thread: answer what is past its deadline while this thread waits for the brokers."""
+        self._group.answers.sweep(LATE_S)
+
+    def _make_lane(self, number: int) -> Lane:
+        settings = self._settings
+        return Lane(
+            producer_config(
+                settings.bootstrap,
+                settings.kafka,
+                transactional_id=settings.catalogue.log_transactional_id(self.partition, number),
+                client_id=f"{self._client_id}.{number}",
+                timeout_ms=settings.transaction_timeout_ms,
+                max_record_bytes=settings.max_record_bytes,
+            )
+        )
+
+    def _committed(self, transaction: Transaction) -> None:
+        ops = tuple(
+            CommittedOp(tuple(verdict.effects), pending.origin)
+            for pending, verdict in transaction.accepted
+            if verdict.effects
+        )
+        if ops:
+            self._on_committed(CommittedTransaction(self.partition, self._tenure, ops, transaction.ends))
+
+    def _change(self, state: WriterState) -> None:
+        self._state = state
+        self._on_state(self, state)
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedOp:
-    """One write that became durable: the op's effects and the label of the handle that asked (None: another node)."""
+def _notes(codec: Codec) -> dict[str, SchemaNote]:
+    """Schemas that a writer keeps with its log, by fingerprint."""
+    registered = {schema.fingerprint: number for number, schema in codec.table.bound_ids().items()}
+    schemas = (packaged()[name] for name in _WRITTEN)
+    return {
+        s.fingerprint.hex(): SchemaNote(s.fingerprint.hex(), s.text, registered.get(s.fingerprint))
+        for s in schemas
+    }
 
-    effects: tuple[Any, ...]
-    origin: str | None
 
-
-@dataclass(frozen=True, slots=True)
-class CommittedTransaction:
-    """What one transaction made durable. ``offsets`` has the last offset written per topic."""
-
-    partition: int
-    tenure: int
-    ops: tuple[CommittedOp, ...]
-    offsets: Mapping[str, int]
+class _StoppedError(Exception):
+    """Told to stop while taking over."""
