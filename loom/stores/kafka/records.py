@@ -44,14 +44,14 @@ class Record(NamedTuple):
     value: bytes | None
     key: str | None
     partition: int
-    headers: Sequence[tuple[str, str | bytes]]
+    headers: list[tuple[str, str | bytes]] | None
 
     @property
     def size(self) -> int:
         """Bytes of value, key and headers, near enough for a bound."""
         size = 0 if self.value is None else len(self.value)
         size += 0 if self.key is None else len(self.key)
-        return size + 16 + sum(len(name) + len(value) + 2 for name, value in self.headers)
+        return size + 16 + sum(len(name) + len(value) + 2 for name, value in self.headers or ())
 
 
 class Records:
@@ -99,17 +99,17 @@ class Records:
             applied.get("commands", -1),
         )
         return Record(
-            self._catalogue.marks, self._codec.encode(mark), PARTITION_MARK_KEY, self._partition, ()
+            self._catalogue.marks, self._codec.encode(mark), PARTITION_MARK_KEY, self._partition, None
         )
 
     def schema_note(self, note: SchemaNote) -> Record:
         """Return the record that keeps a schema with the log."""
         key = SCHEMA_NOTE_PREFIX + note.fingerprint
-        return Record(self._catalogue.marks, self._codec.encode(note), key, self._partition, ())
+        return Record(self._catalogue.marks, self._codec.encode(note), key, self._partition, None)
 
     def tick(self, topic: str) -> Record:
         """Return the record that rolls a quiet segment of ``topic``."""
-        return Record(topic, None, TICK_KEY, self._partition, ())
+        return Record(topic, None, TICK_KEY, self._partition, None)
 
     def _put_event(self, put: PutEvent) -> Record:
         envelope = put.envelope
@@ -142,34 +142,36 @@ class Records:
 
     def _drop_event(self, drop: DropEvent) -> Record:
         topic = self._catalogue.topic_of_stream(drop.stream_id)
-        return Record(topic, None, f"{drop.stream_id}/{drop.sequence}", self._partition, ())
+        return Record(topic, None, f"{drop.stream_id}/{drop.sequence}", self._partition, None)
 
     def _put_mark(self, put: PutMark) -> Record:
         value = self._codec.encode(mark_of(put.stream_id, put.row))
-        return Record(self._catalogue.marks, value, put.stream_id, self._partition, ())
+        return Record(self._catalogue.marks, value, put.stream_id, self._partition, None)
 
     def _put_snapshot(self, put: PutSnapshot) -> Record:
         snapshot = put.snapshot
         record = SnapshotRecord(
             snapshot.execution_id, snapshot.sequence, self._clock(), snapshot.state, snapshot.metadata or None
         )
-        headers = (("sequence", str(snapshot.sequence)),)
+        headers: list[tuple[str, str | bytes]] = [("sequence", str(snapshot.sequence))]
         topic = self._catalogue.snapshots
         put.encoded = self._codec.encode(record)
         return Record(topic, put.encoded, snapshot.execution_id, self._partition, headers)
 
     def _drop_snapshot(self, drop: DropSnapshot) -> Record:
-        return Record(self._catalogue.snapshots, None, drop.execution_id, self._partition, ())
+        return Record(self._catalogue.snapshots, None, drop.execution_id, self._partition, None)
 
     def _send_out(self, send: SendOut) -> Record:
         outgoing = send.outgoing
         if outgoing.target == PUBLISH:
             if outgoing.topic is None:
                 raise ValueError("a record to publish names its topic")
-            return Record(outgoing.topic, outgoing.body, outgoing.key, ANY_PARTITION, outgoing.headers)
+            return Record(
+                outgoing.topic, outgoing.body, outgoing.key, ANY_PARTITION, list(outgoing.headers) or None
+            )
         partition = partition_of(outgoing.key, self._catalogue.partitions)
         value = outgoing_request(outgoing, self._codec)
-        return Record(self._catalogue.appends, value, outgoing.key, partition, (("id", outgoing.id),))
+        return Record(self._catalogue.appends, value, outgoing.key, partition, [("id", outgoing.id)])
 
 
 def mark_of(stream_id: str, row: StreamRow) -> StreamMark:
