@@ -33,6 +33,9 @@ Record = TypeVar("Record")
 SINGLE_OBJECT: Final = b"\xc3\x01"
 CONFLUENT: Final = b"\x00"
 ENVELOPE: Final = "loom.Envelope"
+SELF_EXPLAINED: Final = frozenset({"loom.SchemaNote", "loom.StreamMark", "loom.PartitionMark"})
+"""Records of ``marks``: always in single-object encoding, since what explains registry ids is found among them."""
+
 _SINGLE_LENGTH: Final = 10
 _CONFLUENT_LENGTH: Final = 5
 
@@ -40,15 +43,16 @@ _CONFLUENT_LENGTH: Final = 5
 class Codec:
     """Encodes in one framing, decodes both.
 
-    ``registered`` maps full record names to registry ids: those records are written in the Confluent wire format, all
-    others in single-object encoding.
+    ``registered`` maps full record names to registry ids: those records are written in the Confluent wire format (but
+    never those of ``SELF_EXPLAINED``), all others in single-object encoding.
     """
 
     def __init__(self, table: SchemaTable | None = None, registered: Mapping[str, int] | None = None) -> None:
         self.table = table if table is not None else SchemaTable()
         self._prefixes = {name: SINGLE_OBJECT + schema.fingerprint for name, schema in packaged().items()}
         for name, registry_id in (registered or {}).items():
-            self._prefixes[name] = CONFLUENT + registry_id.to_bytes(4, "big")
+            if name not in SELF_EXPLAINED:
+                self._prefixes[name] = CONFLUENT + registry_id.to_bytes(4, "big")
             self.table.add(packaged()[name].text, registry_id)
         self._envelope_prefix = self._prefixes[ENVELOPE]
         self._envelope_start = len(self._envelope_prefix)
