@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from loom.errors import StepFailedError
 from loom.kernel.asks import describe
-from loom.kernel.commands import Abandon, RunStep, StartChild, Wait
+from loom.kernel.commands import Abandon, RecordDecision, RunStep, StartChild, Wait
 from loom.kernel.tasks import FlowTimer
 from loom.schemas.envelope import Envelope, Json, Kind
 
@@ -97,6 +97,12 @@ class Board:
             dropped, self._dropped = self._dropped, None
             out = [c for c in out if getattr(c, "site_id", None) not in dropped]
         return out
+
+    def end(self, outcome: Command) -> None:
+        """The flow has ended: what it asked for in this very call, and did not await, is never begun."""
+        self.open.clear()
+        self.out = [c for c in self.out if isinstance(c, RecordDecision)]
+        self.out.append(outcome)
 
     def clear(self) -> None:
         """Forget everything: the run is over."""

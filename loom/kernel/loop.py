@@ -142,6 +142,8 @@ class FlowLoop(RefusingLoop):
         """Close every unfinished task, children before parents, with bounded effort; idempotent."""
         if self._closed:
             return
+        if len(self._tasks) > 1:
+            self._report_unseen()
         self._closed = True
         self._timers = _NO_TIMERS
         self._ready = []
@@ -149,6 +151,14 @@ class FlowLoop(RefusingLoop):
         if any(not task.done() for task in tasks):
             self._close_tasks(tasks)
         self._ready = []
+
+    def _report_unseen(self) -> None:
+        for task in self._tasks:
+            if task.done() and task._log_traceback:  # noqa: SLF001 - what its end would report
+                task._log_traceback = False  # noqa: SLF001 - likewise
+                self.call_exception_handler(
+                    {"message": "an error of a task was never looked at", "exception": task.exception()}
+                )
 
     def _close_tasks(self, tasks: list[FlowTask]) -> None:
         outer = events._get_running_loop()  # noqa: SLF001 - as in run_until_quiet

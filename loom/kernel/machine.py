@@ -266,10 +266,10 @@ class FlowMachine:
         return self._board.child_end(child_id)
 
     def end(self, outcome: Command) -> None:
-        """The flow has come to its end; the first outcome stands."""
+        """The flow has come to its end; the first outcome stands. What is still open is dropped with it."""
         if self._outcome is None and self._latched is None:
             self._outcome = outcome
-            self._board.out.append(outcome)
+            self._board.end(outcome)
 
     # The loop's face: asyncio's timers are durable ones -----------------------------------------------------------
 
@@ -351,7 +351,6 @@ class FlowMachine:
         if self._outcome is None and root is not None and root.done():
             self._finish(root)
         if self._outcome is not None:
-            self._board.open.clear()
             self.loop.close()
 
     def _finish(self, root: FlowTask) -> None:
