@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import DecodeError
@@ -75,7 +75,7 @@ _CAPITAL: Final = re.compile(r"(?<=[a-z0-9])([A-Z])")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Both directions of one type; ``cls`` is what it takes.
+    """Both directions of one type; ``cls`` is what it takes, ``name`` the full name of a record.
 
     ``to_wire`` raises TypeError or InvalidInputError, ``from_wire`` DecodeError.
     """
@@ -83,6 +83,7 @@ class Pair:
     cls: type | None
     to_wire: Convert
     from_wire: Convert
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def compile_record(schema: Mapping[str, Any], known: dict[str, Pair] | None = No
     if bool(choices) != (name in ALTERNATIVES) or len(plain) != len(attributes):
         raise LookupError(f"{cls.__name__} does not mirror {name}")
     pair = _choice_record(cls, plain, choices, ALTERNATIVES[name]) if choices else _plain_record(cls, plain)
-    known[name] = pair
+    known[name] = pair = replace(pair, name=name)
     return pair
 
 
@@ -164,10 +165,19 @@ def _compile(schema: Any, known: dict[str, Pair]) -> Pair:
 
 
 def _optional(pair: Pair) -> Pair:
+    """Null, or the type; a record goes with its name, so that the library need not find out which branch fits."""
+    name, to_wire, from_wire = pair.name, pair.to_wire, pair.from_wire
+
+    def named_to_wire(value: Any) -> Any:
+        return None if value is None else (name, to_wire(value))
+
+    def plain_to_wire(value: Any) -> Any:
+        return None if value is None else to_wire(value)
+
     return Pair(
         pair.cls,
-        lambda value: None if value is None else pair.to_wire(value),
-        lambda value: None if value is None else pair.from_wire(value),
+        named_to_wire if name else plain_to_wire,
+        lambda value: None if value is None else from_wire(value),
     )
 
 
