@@ -1,0 +1,24 @@
+"""Who drives it: verbs, drive and replay, timers, recovery, evidence of life."""
+
+from loom.runtime.access import (
+    AccessRequest,
+    Authorizer,
+    ExecutionAccessPolicy,
+    Principal,
+    execution_access_policy,
+)
+from loom.runtime.client import Client, wall_clock
+from loom.runtime.handle import Handle
+from loom.runtime.runtime import Runtime
+
+__all__ = [
+    "AccessRequest",
+    "Authorizer",
+    "Client",
+    "ExecutionAccessPolicy",
+    "Handle",
+    "Principal",
+    "Runtime",
+    "execution_access_policy",
+    "wall_clock",
+]

@@ -1,0 +1,311 @@
+"""The verbs, as callers see them: a client that drives nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+
+from loom.config import Config
+from loom.kernel.flow import FlowDefinition, FlowRegistry
+from loom.runtime.access import DeniedCallback, Gatekeeper
+from loom.runtime.driving import Driving
+from loom.runtime.engine import Engine
+from loom.runtime.factory import Stores, build_stores
+from loom.runtime.handle import Handle
+from loom.runtime.operators import Operators
+from loom.runtime.queries import Queries
+from loom.runtime.signals import ErrorCallback, Signals, WarnCallback
+from loom.runtime.verbs import Verbs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from types import TracebackType
+
+    from loom.ids import IdSource
+    from loom.kernel.state import ExecutionState
+    from loom.runtime.access import Authorizer, Principal
+    from loom.schemas.envelope import Envelope
+    from loom.stores.contracts import Clock, EventStore, LeaseStore, SnapshotStore, WakeStore
+
+R = TypeVar("R")
+
+
+def wall_clock() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class Client:
+    """Starts, messages, answers, cancels and reads executions that workers drive.
+
+    Use it as ``async with Client(config) as client``. ``principal`` of every verb is who asks. With an ``authorizer``
+    each call is judged by it. Without one, calls that name a principal are judged by ``execution_access_policy()``, and
+    a call without a principal is the process's own.
+    """
+
+    _drives = False
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        flows: Iterable[FlowDefinition[..., Any]] = (),
+        events: EventStore | None = None,
+        snapshots: SnapshotStore | None = None,
+        leases: LeaseStore | None = None,
+        wakes: WakeStore | None = None,
+        keys: Any = None,
+        authorizer: Authorizer | None = None,
+        clock: Clock = wall_clock,
+        ids: IdSource | None = None,
+        on_storage_error: ErrorCallback | None = None,
+        on_error: ErrorCallback | None = None,
+        on_execution_denied: DeniedCallback | None = None,
+        on_warn: WarnCallback | None = None,
+    ) -> None:
+        self.config = config if config is not None else Config()
+        self.flows = FlowRegistry(flows)
+        self._given = {"events": events, "snapshots": snapshots, "leases": leases, "wakes": wakes}
+        self._keys = keys
+        self._clock = clock
+        self._ids = ids
+        self._signals = Signals(on_storage_error=on_storage_error, on_error=on_error, on_warn=on_warn)
+        self._gate = Gatekeeper(authorizer, self.config.access.operators, on_execution_denied)
+        self._stores: Stores | None = None
+
+    # Opening and closing --------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect; ``async with`` does it.
+
+        Raises:
+            ConfigError: a setting is missing or wrong. UnreachableError: a server does not answer.
+            TopicsError: the topics are missing or of another shape.
+        """
+        self._stores = await build_stores(self.config, self._given, clock=self._clock, drives=self._drives)
+        extra = {} if self._ids is None else {"ids": self._ids}
+        self._engine = Engine(
+            self.config,
+            self._stores,
+            self.flows,
+            self._signals,
+            clock=self._clock,
+            drives=self._drives,
+            **extra,
+        )
+        self._driving = Driving(self._engine)
+        self._verbs = Verbs(self._engine, self._gate)
+        self._queries = Queries(self._engine, self._verbs)
+        self._operators = Operators(self._engine, self._verbs)
+
+    async def close(self) -> None:
+        """Disconnect; idempotent."""
+        stores, self._stores = self._stores, None
+        if stores is None:
+            return
+        await self._engine.close()
+        for store in stores.owned:
+            await store.close()
+
+    # Starting and messaging -----------------------------------------------------------------------------------------
+
+    @overload
+    async def start(
+        self,
+        flow: FlowDefinition[..., R],
+        input: Any = ...,
+        *,
+        execution_id: str | None = ...,
+        subject: str | None = ...,
+        principal: Principal | None = ...,
+    ) -> Handle[R]: ...
+
+    @overload
+    async def start(
+        self,
+        flow: str,
+        input: Any = ...,
+        *,
+        execution_id: str | None = ...,
+        subject: str | None = ...,
+        principal: Principal | None = ...,
+    ) -> Handle[Any]: ...
+
+    async def start(
+        self,
+        flow: FlowDefinition[..., Any] | str,
+        input: Any = None,  # noqa: A002
+        *,
+        execution_id: str | None = None,
+        subject: str | None = None,
+        principal: Principal | None = None,
+    ) -> Handle[Any]:
+        """Start an execution; when this returns, its first event is durable.
+
+        ``input`` is validated against the flow where the flow is known here. ``execution_id`` is made where none is
+        chosen. ``subject`` names whose key seals the chain: a pseudonym, kept in the clear. ``principal`` becomes the owner.
+
+        Raises:
+            ExecutionAlreadyExistsError: the chosen id is taken. InvalidIdError: it cannot be an id.
+            InvalidInputError: the input has no JSON form, is too large, or does not fit.
+            UnknownFlowError: no flow of that name runs here.
+        """
+        return await self._verbs.start(
+            flow, input, execution_id=execution_id, subject=subject, principal=principal
+        )
+
+    def handle(self, execution_id: str, flow: FlowDefinition[..., R] | None = None) -> Handle[R]:
+        """A handle on an execution that was started elsewhere; ``flow`` types its result. Reads nothing yet."""
+        return Handle(self._engine, execution_id, flow)
+
+    async def send(
+        self,
+        execution_id: str,
+        topic: str,
+        payload: Any,
+        *,
+        message_id: str | None = None,
+        sender: str | None = None,
+        principal: Principal | None = None,
+    ) -> str:
+        """Put a message into the inbox of an execution's chain; when this returns it is durable. Returns its message id.
+
+        The same ``message_id`` from the same ``sender`` is delivered once, however often it is sent.
+
+        Raises:
+            ExecutionDeniedError, ExecutionNotFoundError, ExecutionFinishedError: who may, and whether there is one.
+            InboxMessageRefusedError: too large, or dressed as a sealed or erased payload.
+            InboxFullError: the topic's backlog is at its cap.
+        """
+        return await self._verbs.send(
+            execution_id, topic, payload, message_id=message_id, sender=sender, principal=principal
+        )
+
+    async def resume(
+        self, execution_id: str, gate: str, answer: Any = None, *, principal: Principal | None = None
+    ) -> None:
+        """Answer a gate at which the execution waits; when this returns the answer is durable.
+
+        Raises:
+            GateNotOpenError: it does not wait there now. ExecutionFinishedError: it has ended.
+        """
+        await self._verbs.resume(execution_id, gate, answer, principal=principal)
+
+    async def cancel(
+        self, execution_id: str, reason: str | None = None, *, principal: Principal | None = None
+    ) -> None:
+        """Cancel an execution: terminal when this returns, whatever its steps are doing. Reaches its children.
+
+        Raises:
+            ExecutionFinishedError: it has ended already.
+        """
+        await self._verbs.cancel(execution_id, reason, principal=principal)
+
+    # Reading --------------------------------------------------------------------------------------------------------
+
+    async def load_state(self, execution_id: str, *, principal: Principal | None = None) -> ExecutionState:
+        """The state folded from the execution's log.
+
+        Raises:
+            ExecutionNotFoundError: there is none. ExecutionDeniedError: the caller may not.
+        """
+        return await self._queries.load_state(execution_id, principal)
+
+    async def query(self, execution_id: str, *, principal: Principal | None = None) -> dict[str, Any]:
+        """Where an execution stands, without payloads: workflow, status, head, waits, children."""
+        return await self._queries.query(execution_id, principal)
+
+    async def status(self, execution_id: str, *, principal: Principal | None = None) -> str:
+        """``running``, ``suspended``, ``completed``, ``failed``, ``cancelled`` or ``continued``."""
+        return await self._queries.status(execution_id, principal)
+
+    async def history(self, execution_id: str, *, principal: Principal | None = None) -> list[Envelope]:
+        """Every event of an execution's log, in order."""
+        return await self._queries.history(execution_id, principal)
+
+    def follow(self, execution_id: str, *, principal: Principal | None = None) -> AsyncIterator[Envelope]:
+        """Its events from the first on, live, through continue-as-new, until the end."""
+        return self._queries.follow(execution_id, principal)
+
+    async def parked_at_sequence(
+        self, execution_id: str, *, principal: Principal | None = None
+    ) -> int | None:
+        """Sequence of the park at which it rests; None where it is not parked."""
+        return await self._queries.parked_at_sequence(execution_id, principal)
+
+    async def follow_to_head(self, execution_id: str, *, principal: Principal | None = None) -> str:
+        """Id of the execution that its chain is at now."""
+        return await self._queries.follow_to_head(execution_id, principal)
+
+    # Operators ------------------------------------------------------------------------------------------------------
+
+    async def record_outcome(
+        self, execution_id: str, outcome: Any, *, principal: Principal | None = None
+    ) -> None:
+        """Note in a finished execution's log what became of it in the world."""
+        await self._operators.record_outcome(execution_id, outcome, principal)
+
+    async def acquire_fence(self, execution_id: str, *, principal: Principal | None = None) -> int:
+        """Take the execution from its driver, which stops at its next append; return the token."""
+        return await self._operators.acquire_fence(execution_id, principal)
+
+    async def fork(
+        self,
+        execution_id: str,
+        *,
+        at_sequence: int | None = None,
+        at_step: str | None = None,
+        new_id: str | None = None,
+        principal: Principal | None = None,
+    ) -> Handle[Any]:
+        """Start an execution, in a chain of its own, whose log begins as this one's did.
+
+        It shares the events through ``at_sequence``, or those before the step (or site) ``at_step``; by default all but
+        the end. Its inbox begins empty.
+
+        Raises:
+            InvalidInputError: there is no such place, or children are out at it.
+        """
+        return await self._operators.fork(
+            execution_id, at_sequence=at_sequence, at_step=at_step, new_id=new_id, principal=principal
+        )
+
+    async def discard_inbox(
+        self,
+        execution_id: str,
+        topic: str,
+        *,
+        message_id: str | None = None,
+        reason: str | None = None,
+        principal: Principal | None = None,
+    ) -> int:
+        """Discard, unread, the next message of a topic of a parked execution; return how many were (0 or 1).
+
+        ``message_id`` makes a repeat safe: another message at the head is refused.
+
+        Raises:
+            ExecutionDeniedError: the caller is no operator. InboxDiscardRefusedError: not parked, contended, invalid.
+        """
+        return await self._operators.discard_inbox(
+            execution_id, topic, message_id=message_id, reason=reason, principal=principal
+        )
+
+    async def expire_inbox(
+        self, execution_id: str, topic: str, *, older_than_ms: int, principal: Principal | None = None
+    ) -> int:
+        """Pass over the messages at the head of a topic that have waited longer; return how many."""
+        return await self._operators.expire_inbox(
+            execution_id, topic, older_than_ms=older_than_ms, principal=principal
+        )

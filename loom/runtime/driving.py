@@ -1,0 +1,421 @@
+"""Taking executions up and giving them away: from a log to a run, under a fence (system.md 0, "Fence").
+
+Whoever takes an execution reads it, decides that there is something to do, and takes the fence only if it is still as
+read; exactly one of many wins. Per execution, this node does one such thing at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from loom.errors import (
+    ExecutionAlreadyExistsError,
+    LoomError,
+    StaleFenceError,
+    UnknownFlowError,
+    WrongHeadError,
+)
+from loom.ids import inbox_stream
+from loom.kernel.inbox import Plan, load_waits, message_of, next_delivery, topics_of, wakes_of
+from loom.kernel.state import ExecutionState, fold
+from loom.runtime import facts
+from loom.runtime.run import Run
+from loom.runtime.waiters import Ending
+from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
+from loom.stores.contracts import Observation, StreamAppend, WakeRow
+from loom.stores.rows import SIDE_KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from loom.runtime.engine import Engine
+
+PAGE: Final = 1_000
+PEEK: Final = 256
+"""Messages per topic looked at to see whether a parked execution can go on."""
+
+MAX_AT_ONCE: Final = 64
+MAX_TRIES: Final = 4
+INBOX_ROW_AT: Final = 0
+"""The fixed instant of inbox wake rows: always due (system.md 5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An execution as read: what it was observed to be, all its events, the state they fold to."""
+
+    observation: Observation
+    history: list[Envelope]
+    state: ExecutionState
+
+
+class Driving:
+    """Takes executions up on this node. ``hint`` is told of instants at which a wake row falls due."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        engine.driving = self
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._again: dict[str, bool] = {}
+        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+        self.hint: Callable[[int], None] = lambda _at: None
+
+    # Reading --------------------------------------------------------------------------------------------------------
+
+    async def load(self, execution_id: str) -> Loaded | None:
+        """Read an execution whole; None where there is none."""
+        events = self._engine.events
+        observation = await events.observe(execution_id)
+        if observation.head < 0:
+            return None
+        history = await self.read_all(execution_id, observation.head)
+        state = ExecutionState(answers=None)
+        for envelope in history:
+            fold(state, envelope)
+        return Loaded(observation, history, state)
+
+    async def read_all(self, stream_id: str, head: int) -> list[Envelope]:
+        """Every event of a log up to ``head``, page by page."""
+        history: list[Envelope] = []
+        while not history or history[-1].sequence < head:
+            start = history[-1].sequence + 1 if history else 0
+            page = await self._engine.events.read(stream_id, start, PAGE)
+            if not page:
+                break
+            history.extend(e for e in page if e.sequence <= head)
+        return history
+
+    async def head_of(self, execution_id: str) -> str:
+        """The execution that a chain is at now: follow successors."""
+        current = execution_id
+        while True:
+            run = self._engine.runs.get(current)
+            if run is not None:
+                return current
+            last = await self._engine.events.read_last(current)
+            if last is None or last.type not in TERMINAL_KINDS | SIDE_KINDS:
+                return current
+            if last.type != Kind.EXECUTION_CONTINUED:
+                successor = await self._successor(current) if last.type in SIDE_KINDS else None
+                if successor is None:
+                    return current
+                current = successor
+            else:
+                current = str(last.data["successorId"])
+
+    async def current(self, execution_id: str) -> str:
+        """As ``head_of``, for a verb: patient with a store that does not answer at once."""
+        return await self._engine.patiently(lambda: self.head_of(execution_id), execution_id)
+
+    async def _successor(self, execution_id: str) -> str | None:
+        """Successor of an execution whose log ends with control records."""
+        info = await self._engine.events.info(execution_id)
+        if info is None or info.status != Kind.EXECUTION_CONTINUED:
+            return None
+        for envelope in reversed(
+            await self._engine.events.read(execution_id, max(0, info.head - PAGE), PAGE + 1)
+        ):
+            if envelope.type == Kind.EXECUTION_CONTINUED:
+                return str(envelope.data["successorId"])
+        return None
+
+    # One at a time --------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def exclusive(self, execution_id: str) -> AsyncIterator[None]:
+        """Be the only one of this node to take up or give away the execution."""
+        lock = self._locks.get(execution_id)
+        if lock is None:
+            lock = self._locks[execution_id] = asyncio.Lock()
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked() and not getattr(lock, "_waiters", None):
+                self._locks.pop(execution_id, None)
+
+    def wake(self, execution_id: str) -> None:
+        """See soon whether a parked execution can go on; calls that come meanwhile are one more look."""
+        if execution_id in self._again:
+            self._again[execution_id] = True
+            return
+        self._again[execution_id] = False
+        self._engine.spawn(self._wake(execution_id), execution_id)
+
+    async def _wake(self, execution_id: str) -> None:
+        try:
+            while True:
+                self._again[execution_id] = False
+                try:
+                    async with self._slots:
+                        await self.notify(execution_id)
+                except BaseException:
+                    self.leave_inbox_row(execution_id)
+                    raise
+                if not self._again[execution_id]:
+                    return
+        finally:
+            del self._again[execution_id]
+
+    # Taking up ------------------------------------------------------------------------------------------------------
+
+    async def notify(self, execution_id: str) -> bool:
+        """The notify pass: if the parked execution's next wait can be answered, take it and answer.
+
+        Returns whether this node took it, or its own run was told to look. Losing to another node is no error.
+
+        Raises:
+            SealedPayloadUnreadableError: the next message cannot be opened here; nothing was taken or appended.
+        """
+        engine = self._engine
+        for _ in range(MAX_TRIES):
+            async with self.exclusive(execution_id):
+                run = engine.runs.get(execution_id)
+                if run is not None and run.active:
+                    run.look()
+                    return True
+                loaded = await self.load(execution_id)
+                if loaded is None or loaded.state.status != "suspended":
+                    return False
+                plan = await self._plan(loaded.state)
+                if plan.delivery is None and not plan.disposals:
+                    return False
+                try:
+                    return await self.take(loaded) is not None
+                except WrongHeadError:
+                    continue
+        self.leave_inbox_row(execution_id)
+        return False
+
+    async def _plan(self, state: ExecutionState) -> Plan:
+        """What could be answered now, judged before a fence is taken (clauses.md, "Guard and refusal")."""
+        engine = self._engine
+        waits = load_waits(state.waits)
+        unread = {}
+        heads = engine.inbox_heads(state.chain_id) if engine.owns(state.chain_id) else None
+        for topic in topics_of(waits):
+            stream_id = inbox_stream(state.chain_id, topic)
+            start = state.cursors.get(topic, -1) + 1
+            if heads is not None and heads.get(stream_id, -1) < start:
+                continue
+            unread[topic] = [message_of(e) for e in await engine.events.read(stream_id, start, PEEK)]
+        erased = state.subject if state.subject in state.shredded else None
+        return next_delivery(
+            state,
+            waits,
+            unread,
+            now_ms=engine.now(),
+            ttl_ms=engine.config.inbox_message_ttl_ms,
+            erased=erased,
+        )
+
+    async def take(self, loaded: Loaded, *, workflow: str | None = None) -> Run | None:
+        """Take an execution up as it was read: replay it, take its fence, drive it. Called under ``exclusive``.
+
+        Returns None, with nothing written, where its flow is not known here or cannot go on.
+
+        Raises:
+            WrongHeadError: it is no longer as read: another was first.
+        """
+        run = self.prepare(loaded, workflow)
+        if run is None:
+            return None
+        fence = await self._fence(run, loaded.observation)
+        return self._adopt(run, fence)
+
+    def prepare(self, loaded: Loaded, workflow: str | None = None) -> Run | None:
+        """Replay an execution; None, and told, where it cannot go on here. Readability is judged before any fence."""
+        engine, state = self._engine, loaded.state
+        if not engine.live() or engine.backoff.blocked(state.execution_id):
+            return None
+        name = workflow or workflow_of(loaded.history, state)
+        try:
+            flow = engine.flows.get(name)
+            info = facts.info_of(state, workflow=name)
+            run = Run(engine, flow, info, state)
+            run.replay(loaded.history)
+        except LoomError as error:
+            engine.backoff.failed(state.execution_id)
+            engine.signals.repeated_error(error, state.execution_id)
+            if not isinstance(error, UnknownFlowError):
+                engine.waiters.refused(state.execution_id, error)
+            return None
+        return run
+
+    async def _fence(self, run: Run, seen: Observation) -> int:
+        engine = self._engine
+        owner = f"{engine.node}/{engine.event_id()}"
+        try:
+            return await engine.patiently(lambda: engine.events.acquire_fence_if(run.id, seen, owner), run.id)
+        except BaseException:
+            run.stop()
+            raise
+
+    def _adopt(self, run: Run, fence: int, recovered: Envelope | None = None) -> Run:
+        engine = self._engine
+        engine.register(run)
+        engine.backoff.cleared(run.id)
+        run.take_up(fence, recovered)
+        if run.evictable():
+            engine.parked(run)
+        return run
+
+    def begin(self, started: Envelope) -> Run | None:
+        """Drive a fresh execution whose first event this node has just appended, under its first fence."""
+        engine = self._engine
+        state = ExecutionState(answers=None)
+        fold(state, started)
+        try:
+            flow = engine.flows.get(state.workflow)
+        except UnknownFlowError as error:
+            engine.signals.repeated_error(error, state.execution_id)
+            return None
+        run = Run(engine, flow, facts.info_of(state), state, fence=facts.FIRST_FENCE)
+        engine.register(run)
+        run.begin()
+        return run
+
+    async def drive_fresh(self, execution_id: str) -> bool:
+        """Take up an execution that nobody drives yet: started, or answered, by a verb."""
+        engine = self._engine
+        async with self._slots, self.exclusive(execution_id):
+            if execution_id in engine.runs:
+                return False
+            loaded = await self.load(execution_id)
+            if loaded is None or not undriven(loaded.history):
+                return False
+            try:
+                return await self.take(loaded) is not None
+            except WrongHeadError:
+                return False
+
+    async def recover(
+        self,
+        loaded: Loaded,
+        reason: str,
+        evidence: str,
+        *,
+        by: str | None = None,
+        workflow: str | None = None,
+    ) -> Run | None:
+        """Take over an execution whose driver is gone: replay, a conditional EXECUTION_RECOVERED, then the fence.
+
+        Called under ``exclusive``. Returns None where another was first, or the flow cannot go on here.
+        """
+        engine, seen = self._engine, loaded.observation
+        run = self.prepare(loaded, workflow)
+        if run is None:
+            return None
+        data: dict[str, Json] = {"reason": reason, "evidence": evidence}
+        for name, value in (("previousNode", _driver_of(loaded.history)), ("by", by), ("workflow", workflow)):
+            if value is not None:
+                data[name] = value
+        event = NewEvent(engine.event_id(), Kind.EXECUTION_RECOVERED, data, facts.stamp(by))
+        append = StreamAppend(run.id, (event,), observation=seen)
+        try:
+            done = await engine.patiently(lambda: engine.events.append(append), run.id)
+            fence = await self._fence(run, Observation(done.head, seen.fence, seen.anchor))
+        except (WrongHeadError, StaleFenceError):
+            run.stop()
+            return None
+        except BaseException:
+            run.stop()
+            raise
+        recovered = Envelope(event.id, run.id, done.head, event.type, done.timestamp, data, event.metadata)
+        return self._adopt(run, fence, recovered)
+
+    def continued(self, run: Run, data: dict[str, Any]) -> None:
+        """A run of this node continued as new: its successor stands, under its first fence."""
+        event: NewEvent = data.pop("event")
+        successor = str(data["successorId"])
+        stamped = run.journal.companions[0]
+        started = Envelope(event.id, successor, 0, event.type, stamped.timestamp, event.data, event.metadata)
+        if self._engine.live():
+            self.begin(started)
+
+    # Losing ---------------------------------------------------------------------------------------------------------
+
+    def journal_failed(self, run: Run, error: BaseException) -> None:
+        """Somebody else appended, or the store gave up: find out which, and act."""
+        engine = self._engine
+        if isinstance(error, WrongHeadError | StaleFenceError):
+            engine.spawn(self._conflict(run), run.id)
+            return
+        if isinstance(error, ExecutionAlreadyExistsError):
+            engine.signals.error(error, run.id)
+        else:
+            engine.signals.storage_error(error, run.id)
+        engine.orphaned(run, error)
+
+    async def _conflict(self, run: Run) -> None:
+        engine = self._engine
+        async with self.exclusive(run.id):
+            info = await engine.patiently(lambda: engine.events.info(run.id), run.id)
+            tail = await engine.patiently(
+                lambda: engine.events.read(run.id, run.journal.head + 1, PAGE), run.id
+            )
+            if engine.runs.get(run.id) is not run:
+                return
+            ours = info is not None and info.fence == run.journal.fence
+            if ours and tail and not run.held and all(e.type in SIDE_KINDS for e in tail):
+                run.rebase(tail)
+                return
+            run.stop()
+            engine.forget(run)
+            self.tell_end(run.id, tail)
+            if info is not None and not ended(tail) and ours:
+                # The log went on without this run, and nobody else has the execution: take it up as it stands.
+                loaded = await self.load(run.id)
+                if loaded is not None and not loaded.state.finished:
+                    await self.take(loaded)
+            elif not ended(tail) and engine.owns(run.chain_id):
+                self.wake(run.id)  # whoever has it may have parked it, and is not told of messages here
+
+    def tell_end(self, execution_id: str, envelopes: Sequence[Envelope]) -> None:
+        """Tell whoever waits here, if these events end the execution."""
+        for envelope in envelopes:
+            if envelope.type in TERMINAL_KINDS:
+                self._engine.waiters.ended(execution_id, Ending(envelope.type, envelope.data))
+
+    def leave_inbox_row(self, execution_id: str) -> None:
+        """Leave a row for a node that can do what this one could not (system.md 0, lost wake-ups)."""
+        engine = self._engine
+        if engine.wakes is not None and not engine.closed:
+            engine.spawn(engine.schedule([WakeRow(execution_id, INBOX_ROW_AT, "inbox")]), execution_id)
+
+    def timers_of(self, state: ExecutionState) -> tuple[int, ...]:
+        """Instants for which a parked execution needs a wake row."""
+        return wakes_of(load_waits(state.waits)) if state.status == "suspended" else ()
+
+
+def ended(envelopes: Sequence[Envelope]) -> bool:
+    """Whether one of these events ends the execution."""
+    return any(e.type in TERMINAL_KINDS for e in envelopes)
+
+
+def undriven(history: Sequence[Envelope]) -> bool:
+    """Whether the last event that moved the flow came from a verb: no driver has taken it up yet."""
+    for envelope in reversed(history):
+        if envelope.type not in SIDE_KINDS:
+            moves = envelope.type in {
+                Kind.EXECUTION_STARTED,
+                Kind.EXECUTION_RESUMED,
+                Kind.EXECUTION_RECOVERED,
+            }
+            return moves and "node" not in envelope.metadata
+    return False
+
+
+def workflow_of(history: Sequence[Envelope], state: ExecutionState) -> str:
+    """The flow that drives it: that of its start, or the one an operator resumed it as."""
+    for envelope in reversed(history):
+        if envelope.type == Kind.EXECUTION_RECOVERED and isinstance(envelope.data.get("workflow"), str):
+            return str(envelope.data["workflow"])
+    return state.workflow
+
+
+def _driver_of(history: Sequence[Envelope]) -> str | None:
+    return next((str(e.metadata["node"]) for e in reversed(history) if "node" in e.metadata), None)

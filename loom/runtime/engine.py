@@ -1,0 +1,363 @@
+"""What every part of a node shares: stores, clock, ids, the runs of this process, and whoever waits for their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import itertools
+import random
+import secrets
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from loom.errors import InvalidIdError, LeaseLostError, LoomError, StoreError
+from loom.ids import IdSource, ulid
+from loom.kernel.machine import DecisionSources
+from loom.runtime.alarms import Alarms
+from loom.runtime.backoff import Backoff
+from loom.runtime.journal import patiently
+from loom.runtime.waiters import Ending, Waiters
+from loom.schemas.envelope import EVENT_SCHEMA, Envelope, Json, Kind
+from loom.stores.contracts import OwningEventStore, WakeRow
+from loom.topics.partitioner import mint, partition_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from loom.config import Config
+    from loom.kernel.flow import FlowRegistry
+    from loom.runtime.driving import Driving
+    from loom.runtime.factory import Stores
+    from loom.runtime.run import Run
+    from loom.runtime.signals import Signals
+    from loom.stores.contracts import Clock
+
+T = TypeVar("T")
+
+RETRY_MS: Final = 250
+MAX_FIRSTS: Final = 16_384
+MAX_ORPHANS: Final = 65_536
+MAX_MINT_DRAWS: Final = 4096
+PROBES: Final = 32
+_KEPT: Final = ("workflow", "chainId", "subject", "principal", "parent")
+
+
+class Engine:
+    """The shared ground of a node; created on its event loop.
+
+    ``node`` is the incarnation ``<node_id>:<random>`` that every append of a driver carries. ``drives`` says whether
+    this process drives executions at all (a client does not).
+    """
+
+    driving: Driving
+
+    def __init__(
+        self,
+        config: Config,
+        stores: Stores,
+        flows: FlowRegistry,
+        signals: Signals,
+        *,
+        clock: Clock,
+        ids: IdSource = ulid,
+        drives: bool,
+    ) -> None:
+        self.config = config
+        self.events, self.wakes, self.leases = stores.events, stores.wakes, stores.leases
+        self.snapshots = stores.snapshots
+        self.owning = stores.events if isinstance(stores.events, OwningEventStore) else None
+        self.flows = flows
+        self.signals = signals
+        self.clock = clock
+        self.now = clock
+        self.ids = ids
+        self.drives = drives
+        self.loop = asyncio.get_running_loop()
+        self.node = f"{config.node_id}:{secrets.token_hex(4)}"
+        self.stamp: dict[str, Json] = {"schema": EVENT_SCHEMA, "node": self.node}
+        self.sources = DecisionSources(clock, random.random, ids)
+        self.alarms = Alarms(clock)
+        self.backoff = Backoff(clock)
+        self.runs: dict[str, Run] = {}
+        self.chains: dict[str, Run] = {}
+        self.parked_runs: OrderedDict[str, None] = OrderedDict()
+        self.orphans: OrderedDict[str, int] = OrderedDict()
+        self.waiters = Waiters()
+        self.retry_ms = RETRY_MS
+        self.max_behind = config.journal_max_behind
+        self.patience_ms = config.storage_patience_ms
+        self.alive: Callable[[], bool] = lambda: True
+        self._firsts: OrderedDict[str, Envelope] = OrderedDict()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._pool = (
+            ThreadPoolExecutor(config.step_threads, thread_name_prefix="loom-step") if drives else None
+        )
+        self._event_prefix = f"{secrets.token_hex(6)}-"
+        self._events_made = itertools.count()
+        self.closed = False
+        self._partitions = self._known_placement()
+
+    # Small things ---------------------------------------------------------------------------------------------------
+
+    def event_id(self) -> str:
+        """A fresh event id: a prefix of this process, and a count."""
+        return f"{self._event_prefix}{next(self._events_made):x}"
+
+    def live(self) -> bool:
+        """Whether this node may act for its runs: it is not closed, and its evidence of life stands."""
+        return not self.closed and self.alive()
+
+    def owns(self, chain_id: str) -> bool:
+        """Whether this process writes the chain's shard now, and hears what becomes durable in it."""
+        owning = self.owning
+        return self.drives and owning is not None and owning.shard_of(chain_id) in owning.owned()
+
+    def inbox_heads(self, chain_id: str) -> dict[str, int]:
+        """Heads of the chain's inbox streams, where this process owns its shard."""
+        if self.owning is None:
+            return {}
+        return {info.stream_id: info.head for info in self.owning.inbox_streams(chain_id)}
+
+    def mint(self) -> str:
+        """A fresh execution id, in a shard of this process where it owns one."""
+        shard = self.owning.mint_shard() if self.owning is not None else None
+        return self.ids() if shard is None else self._mint_in(shard)
+
+    def mint_beside(self, chain_id: str) -> str:
+        """A fresh execution id in the chain's shard."""
+        return self.ids() if self.owning is None else self._mint_in(self.owning.shard_of(chain_id))
+
+    def _mint_in(self, shard: int) -> str:
+        if self._partitions:
+            return mint(shard, self._partitions, self.ids)
+        assert self.owning is not None
+        for _ in range(MAX_MINT_DRAWS):  # a store that places ids in a way of its own
+            candidate = self.ids()
+            if self.owning.shard_of(candidate) == shard:
+                return candidate
+        raise InvalidIdError(
+            candidate, f"none of the source's ids belongs to shard {shard}; give another source"
+        )
+
+    def _known_placement(self) -> int:
+        """How many partitions the store places ids in, where it does so as on Kafka; 0 where it does otherwise."""
+        owning, count = self.owning, self.config.partitions
+        if owning is None:
+            return count
+        probes = [f"{n:026d}" for n in range(PROBES)]
+        return count if all(owning.shard_of(p) == partition_of(p, count) for p in probes) else 0
+
+    def beside(self, chain_id: str) -> Callable[[str], bool]:
+        """Tell whether an id belongs to the chain's shard; anything does where shards are not known."""
+        owning = self.owning
+        if owning is None:
+            return lambda _id: True
+        shard = owning.shard_of(chain_id)
+        return lambda candidate: owning.shard_of(candidate) == shard
+
+    async def first_of(self, execution_id: str) -> Envelope | None:
+        """Sequence 0 of an execution without its input, None where there is none; remembered, for it never changes."""
+        known = self._firsts.get(execution_id)
+        if known is not None:
+            return known
+        found = await self.events.read(execution_id, 0, 1)
+        if not found or found[0].sequence != 0 or found[0].type != Kind.EXECUTION_STARTED:
+            return None
+        return self.remember_first(found[0])
+
+    def remember_first(self, started: Envelope) -> Envelope:
+        """Keep what verbs need of an execution's first event."""
+        data: dict[str, Json] = {key: started.data[key] for key in _KEPT if key in started.data}
+        slim = replace(started, data=data)
+        self._firsts[started.stream_id] = slim
+        if len(self._firsts) > MAX_FIRSTS:
+            self._firsts.popitem(last=False)
+        return slim
+
+    async def chain_of(self, execution_id: str) -> str | None:
+        """Chain of an execution, None where there is none."""
+        first = await self.first_of(execution_id)
+        return None if first is None else str(first.data.get("chainId") or execution_id)
+
+    async def patiently(self, call: Callable[[], Awaitable[T]], about: str) -> T:
+        """Make a store call that may be repeated until it answers, within ``storage_patience_ms``."""
+        return await patiently(self, call, about)
+
+    async def call_in_thread(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call an ordinary function on a thread of the pool; await what it returns if that is to be awaited."""
+        context = contextvars.copy_context()
+        result = await self.loop.run_in_executor(self._pool, partial(context.run, fn, *args, **kwargs))
+        return await result if inspect.isawaitable(result) else result
+
+    # Background work ------------------------------------------------------------------------------------------------
+
+    def spawn(self, work: Coroutine[Any, Any, Any], about: str) -> None:
+        """Do something beside; its failure is told, never raised."""
+        if self.closed:
+            work.close()
+            return
+        task = self.loop.create_task(self._guarded(work, about))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Coroutine[Any, Any, Any], about: str) -> None:
+        try:
+            await work
+        except StoreError as error:
+            self.signals.repeated_storage_error(error, about)
+        except Exception as error:  # noqa: BLE001 - told, and the node goes on
+            self.signals.repeated_error(error, about)
+
+    def later(self, delay_ms: int, call: Callable[[], None]) -> None:
+        """Call after a delay of real time."""
+        if not self.closed:
+            self.loop.call_later(delay_ms / 1000, call)
+
+    async def schedule(self, rows: Sequence[WakeRow]) -> bool:
+        """Write wake rows; False, and told, where the store does not take them now."""
+        if self.wakes is None:
+            return True
+        try:
+            await self.wakes.schedule(rows)
+        except StoreError as error:
+            self.signals.repeated_storage_error(error, rows[0].execution_id)
+            return False
+        for row in rows:
+            self.driving.hint(row.wake_at)
+        return True
+
+    # Runs -----------------------------------------------------------------------------------------------------------
+
+    def register(self, run: Run) -> None:
+        """This process drives the execution now."""
+        self.runs[run.id] = run
+        self.chains[run.chain_id] = run
+        if self.orphans:
+            self.orphans.pop(run.id, None)
+
+    def forget(self, run: Run) -> None:
+        """It does so no longer."""
+        if self.runs.get(run.id) is run:
+            del self.runs[run.id]
+            self.parked_runs.pop(run.id, None)
+            if self.chains.get(run.chain_id) is run:
+                del self.chains[run.chain_id]
+
+    def unparked(self, run: Run) -> None:
+        """A parked run goes on; rows of its answered waits are retired once that is durable."""
+        self.parked_runs.pop(run.id, None)
+
+    def parked(self, run: Run) -> None:
+        """A park is durable: keep the run in memory among the last ``max_resident``, if what wakes it is heard here."""
+        wanted = {at for wait in run.machine.waiting for arm in wait.arms if (at := arm.wake_at) is not None}
+        self.retire(run, run.rows - wanted)
+        if run.machine.latched is None:
+            self.parked_runs[run.id] = None
+            self.parked_runs.move_to_end(run.id)
+        self.loop.call_soon(self._evict)
+
+    def _evict(self) -> None:
+        limit = self.config.max_resident
+        while len(self.parked_runs) > limit:
+            run = self.runs.get(next(iter(self.parked_runs)))
+            if run is None or not run.evictable():
+                self.parked_runs.popitem(last=False)
+                continue
+            self.drop(run)
+
+    def drop(self, run: Run) -> None:
+        """Let a run leave memory; its log has everything."""
+        run.stop()
+        self.forget(run)
+
+    def retire(self, run: Run, instants: set[int]) -> None:
+        """Delete wake rows that no wait of the execution has any more."""
+        if self.wakes is not None and instants:
+            run.rows -= instants
+            self.spawn(self._complete(run.id, instants), run.id)
+
+    async def _complete(self, execution_id: str, instants: set[int]) -> None:
+        assert self.wakes is not None
+        for instant in instants:
+            await self.wakes.complete(execution_id, instant)
+
+    def ended(self, run: Run, kind: str, data: dict[str, Json]) -> None:
+        """A terminal event is durable."""
+        self.forget(run)
+        if run.rows:
+            self.retire(run, set(run.rows))
+        if kind == Kind.EXECUTION_CONTINUED:
+            self.driving.continued(run, data)
+        self.waiters.ended(run.id, Ending(kind, data))
+
+    def orphaned(self, run: Run, error: BaseException) -> None:
+        """A run was dropped, and nobody else is known to drive its execution: this node may take it up again."""
+        self.orphans[run.id] = run.journal.fence
+        if len(self.orphans) > MAX_ORPHANS:
+            self.orphans.popitem(last=False)
+        run.stop(error)
+        self.forget(run)
+
+    def trim(self, stream_id: str, before: int) -> None:
+        """Delete the consumed prefix of an inbox stream."""
+        self.spawn(self.events.truncate(stream_id, before), stream_id)
+
+    def refused(self, execution_id: str, error: LoomError) -> None:
+        """A message that cannot be opened here: told first and then every 16th; an inbox row stays for a node that can."""
+        self.signals.repeated_error(error, execution_id)
+        self.backoff.failed(execution_id)
+        self.driving.leave_inbox_row(execution_id)
+
+    def broken(self, run: Run, error: LoomError) -> None:
+        """The flow cannot go on here (diverged, stuck, sealed): nothing more is appended, the log stays as it is."""
+        self.signals.error(error, run.id)
+        self.backoff.failed(run.id)
+        self.orphaned(run, error)
+        self.waiters.refused(run.id, error)
+
+    def journal_failed(self, run: Run, error: BaseException) -> None:
+        """The journal latched: find out who was first, and stop or go on accordingly."""
+        self.driving.journal_failed(run, error)
+
+    # End ------------------------------------------------------------------------------------------------------------
+
+    async def drain(self, bound_s: float) -> None:
+        """Wait until what was given to journals is durable, at most so long."""
+        deadline = self.loop.time() + bound_s
+        while any(run.journal.behind and run.journal.failed is None for run in self.runs.values()):
+            if self.loop.time() >= deadline:
+                return
+            await asyncio.sleep(0.005)
+
+    async def stop_runs(self) -> None:
+        """Stop every run where it stands; nothing is appended any more."""
+        for run in list(self.runs.values()):
+            self.drop(run)
+
+    def orphan_all(self) -> None:
+        """Stop every run; this node may take them up again if nobody else has."""
+        for run in list(self.runs.values()):
+            self.orphaned(run, LeaseLostError(run.id, "presence lapsed"))
+
+    async def close(self) -> None:
+        """Stop every run where it stands and every background task."""
+        self.closed = True
+        for run in list(self.runs.values()):
+            run.stop()
+        self.runs.clear()
+        self.chains.clear()
+        self.parked_runs.clear()
+        self.alarms.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        self.waiters.close()

@@ -1,0 +1,182 @@
+"""A caller's hold on an execution."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from loom.errors import (
+    DeadlineExceededError,
+    ExecutionNotFoundError,
+    FlowCancelledError,
+    FlowFailedError,
+    StoreError,
+)
+from loom.runtime.waiters import Ending
+from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from loom.kernel.flow import FlowDefinition
+    from loom.runtime.engine import Engine
+
+R = TypeVar("R")
+
+RECHECK_S = 2.0
+"""How long an owner that heard nothing waits before it looks into the log: it may have lost the shard meanwhile."""
+
+
+class Handle(Generic[R]):
+    """An execution that was started, or is named: wait for its result, or ask where it stands."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        execution_id: str,
+        flow: FlowDefinition[..., R] | None = None,
+        future: asyncio.Future[Ending] | None = None,
+    ) -> None:
+        self.execution_id = execution_id
+        self._engine = engine
+        self._flow = flow
+        self._future = future
+        self._result: Ending | None = None
+
+    def __repr__(self) -> str:
+        return f"<execution {self.execution_id}>"
+
+    async def result(self, timeout: float | None = None) -> R:  # noqa: ASYNC109 - a bound that callers name
+        """Wait for the end and return the result, typed by the flow where it is known here.
+
+        Follows continue-as-new. ``timeout`` is in seconds.
+
+        Raises:
+            FlowFailedError: the flow failed. FlowCancelledError: it was cancelled.
+            DeadlineExceededError: it has not ended in time. ExecutionNotFoundError: there is no such execution.
+            FlowDivergedError, SealedPayloadUnreadableError: this node drives it and cannot go on.
+        """
+        if self._result is None:
+            try:
+                async with asyncio.timeout(timeout):
+                    self._result = await self._ending()
+            except TimeoutError:
+                raise DeadlineExceededError(
+                    f"the end of execution {self.execution_id!r}", round((timeout or 0) * 1000)
+                ) from None
+        return self._open(self._result)
+
+    async def status(self) -> str:
+        """``running``, ``suspended``, ``completed``, ``failed``, ``cancelled`` or ``continued``.
+
+        Raises:
+            ExecutionNotFoundError: there is no such execution.
+        """
+        info = await self._engine.events.info(self.execution_id)
+        if info is None:
+            raise ExecutionNotFoundError(self.execution_id)
+        return status_of(info.status)
+
+    def _open(self, ending: Ending) -> R:
+        if ending.error is not None:
+            raise ending.error
+        data = ending.data
+        if ending.kind == Kind.EXECUTION_COMPLETED:
+            output = data.get("output")
+            result: R = self._flow.load_output(output) if self._flow is not None else output
+            return result
+        if ending.kind == Kind.EXECUTION_FAILED:
+            error: Any = data.get("error") or {}
+            raise FlowFailedError(self.execution_id, str(error.get("type")), str(error.get("message")))
+        raise FlowCancelledError(self.execution_id, data.get("reason"))
+
+    async def _ending(self) -> Ending:
+        current, future = self.execution_id, self._future
+        while True:
+            ending = await self._ending_of(current, future)
+            if ending.kind != Kind.EXECUTION_CONTINUED:
+                return ending
+            current, future = str(ending.data["successorId"]), None
+
+    async def _ending_of(self, execution_id: str, future: asyncio.Future[Ending] | None) -> Ending:
+        engine = self._engine
+        while True:
+            if future is not None and future.done() and not future.cancelled():
+                return future.result()
+            hears = execution_id in engine.runs or engine.owns(execution_id)
+            if future is None or future.done():
+                # Whoever asks later than the end finds it in the log; whoever asks earlier is told.
+                future = engine.waiters.of(execution_id)
+                ended = await self._recorded(execution_id)
+                if ended is not None:
+                    return ended
+            if not hears:
+                return await self._followed(execution_id)
+            done, _ = await asyncio.wait((future,), timeout=RECHECK_S)
+            if not done:
+                ended = await self._recorded(execution_id)
+                if ended is not None:
+                    return ended
+
+    async def _recorded(self, execution_id: str) -> Ending | None:
+        events = self._engine.events
+        info = await events.info(execution_id)
+        if info is None:
+            raise ExecutionNotFoundError(execution_id)
+        if info.status not in TERMINAL_KINDS:
+            return None
+        last = await terminal_of(events, execution_id, info.head)
+        return None if last is None else Ending(last.type, last.data)
+
+    async def _followed(self, execution_id: str) -> Ending:
+        """Read along: this process does not hear of the execution."""
+        engine, sequence = self._engine, 0
+        while True:
+            try:
+                async for envelope in _subscription(engine, execution_id, sequence):
+                    sequence = envelope.sequence + 1
+                    if envelope.type in TERMINAL_KINDS:
+                        return Ending(envelope.type, envelope.data)
+            except StoreError as error:
+                if not error.retryable:
+                    raise
+                engine.signals.repeated_storage_error(error, execution_id)
+            await asyncio.sleep(0.1)
+
+
+async def _subscription(engine: Engine, execution_id: str, sequence: int) -> AsyncIterator[Envelope]:
+    stream = engine.events.subscribe(execution_id, sequence)
+    try:
+        async for envelope in stream:
+            yield envelope
+    finally:
+        close = getattr(stream, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def terminal_of(events: Any, execution_id: str, head: int) -> Envelope | None:
+    """The terminal event of a finished log; control records may stand behind it."""
+    end = head
+    while end >= 0:
+        start = max(0, end - 63)
+        for envelope in reversed(await events.read(execution_id, start, end - start + 1)):
+            if envelope.type in TERMINAL_KINDS:
+                found: Envelope = envelope
+                return found
+        end = start - 1
+    return None
+
+
+_STATUS = {
+    Kind.EXECUTION_SUSPENDED: "suspended",
+    Kind.EXECUTION_COMPLETED: "completed",
+    Kind.EXECUTION_FAILED: "failed",
+    Kind.EXECUTION_CANCELLED: "cancelled",
+    Kind.EXECUTION_CONTINUED: "continued",
+}
+
+
+def status_of(kind: str | None) -> str:
+    """The status that the last event of a log says."""
+    return _STATUS.get(kind or "", "running")

@@ -1,0 +1,95 @@
+"""What a node does about what became durable in the shards it writes (docs/architecture.md, "Runtime").
+
+A started execution that nobody drives is driven, a message wakes its parked execution, an answer by a verb is taken
+up, a cancel stops its run. What a listener misses, the walk of a gained shard finds (``recovery``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from loom.ids import INBOX_PREFIX, RESERVED_PREFIX, inbox_topic, routing_id
+from loom.runtime.facts import CANCEL_TOPIC
+from loom.schemas.envelope import TERMINAL_KINDS, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from loom.runtime.engine import Engine
+    from loom.runtime.verbs import Verbs
+    from loom.stores.contracts import Committed
+
+_FRESH: Final = frozenset({Kind.EXECUTION_STARTED, Kind.EXECUTION_RESUMED})
+
+
+class Listener:
+    """See :class:`loom.stores.contracts.CommitListener`. ``origin`` labels this node's own appends."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        verbs: Verbs,
+        *,
+        on_gained: Callable[[int], None],
+        on_lost: Callable[[int], None],
+    ) -> None:
+        self._engine = engine
+        self._verbs = verbs
+        self._on_gained, self._on_lost = on_gained, on_lost
+
+    def committed(self, batch: Sequence[Committed]) -> None:
+        """See :meth:`loom.stores.contracts.CommitListener.committed`."""
+        if self._engine.closed:
+            return
+        for committed in batch:
+            stream_id = committed.stream_id
+            if stream_id.startswith(INBOX_PREFIX):
+                self._inbox(committed)
+            elif not stream_id.startswith(RESERVED_PREFIX):
+                self._log(committed)
+
+    def gained(self, shard: int) -> None:
+        """See :meth:`loom.stores.contracts.CommitListener.gained`."""
+        if not self._engine.closed:
+            self._on_gained(shard)
+
+    def lost(self, shard: int) -> None:
+        """See :meth:`loom.stores.contracts.CommitListener.lost`."""
+        if not self._engine.closed:
+            self._on_lost(shard)
+
+    def _inbox(self, committed: Committed) -> None:
+        chain_id = routing_id(committed.stream_id)
+        topic = inbox_topic(committed.stream_id)
+        if topic == CANCEL_TOPIC:
+            reason = committed.envelopes[-1].data.get("payload")
+            self._engine.spawn(self._verbs.cancel_by_request(chain_id, reason), chain_id)
+            return
+        run = self._engine.chains.get(chain_id)
+        if run is None:
+            self._engine.spawn(self._notify_chain(chain_id), chain_id)
+        elif topic is not None and run.feeds.arrived(topic, committed.envelopes):
+            run.look()
+
+    async def _notify_chain(self, chain_id: str) -> None:
+        self._engine.driving.wake(await self._engine.driving.head_of(chain_id))
+
+    def _log(self, committed: Committed) -> None:
+        last = committed.envelopes[-1]
+        engine = self._engine
+        if last.metadata.get("node") == engine.node:
+            return  # written by a run of this process, which is told by its journal
+        run = engine.runs.get(committed.stream_id)
+        if last.type in TERMINAL_KINDS:
+            if run is not None:
+                run.stop()
+                engine.forget(run)
+            engine.driving.tell_end(committed.stream_id, committed.envelopes)
+        elif run is not None:
+            if "node" in last.metadata:  # another driver holds the fence: this run is superseded
+                run.stop()
+                engine.forget(run)
+            else:
+                run.foreign(committed.envelopes)  # what it cannot take, it finds out at its next append
+        elif last.type in _FRESH and "node" not in last.metadata:
+            engine.spawn(engine.driving.drive_fresh(committed.stream_id), committed.stream_id)

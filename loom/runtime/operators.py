@@ -1,0 +1,307 @@
+"""Verbs of operators: forks, migration, recovery by hand, the inbox from outside. Each leaves who and why in the log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from loom.errors import (
+    ExecutionAlreadyExistsError,
+    ExecutionFinishedError,
+    InboxDiscardRefusedError,
+    InvalidInputError,
+    WrongHeadError,
+)
+from loom.ids import check_execution_id, inbox_stream
+from loom.kernel.flow import FlowDefinition
+from loom.kernel.inbox import DISCARDED, EXPIRED, Disposal, InboxMessage, message_of
+from loom.kernel.state import ExecutionState, fold
+from loom.runtime import facts
+from loom.runtime.handle import Handle
+from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
+from loom.stores.contracts import NO_EVENTS, StreamAppend
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loom.runtime.access import Principal
+    from loom.runtime.driving import Loaded
+    from loom.runtime.engine import Engine
+    from loom.runtime.verbs import Verbs
+
+PAGE = 500
+MAX_RACES = 8
+
+
+class Operators:
+    """See :class:`loom.runtime.client.Client` for what each means to a caller."""
+
+    def __init__(self, engine: Engine, verbs: Verbs) -> None:
+        self._engine = engine
+        self._verbs = verbs
+
+    # Driving --------------------------------------------------------------------------------------------------------
+
+    async def acquire_fence(self, execution_id: str, principal: Principal | None) -> int:
+        """Take the execution from its driver; return the token."""
+        await self._verbs.judged("acquire_fence", execution_id, principal)
+        engine = self._engine
+        owner = f"{engine.node}/{engine.event_id()}"
+        return await engine.patiently(lambda: engine.events.acquire_fence(execution_id, owner), execution_id)
+
+    async def redrive(
+        self,
+        execution_id: str,
+        reason: str,
+        principal: Principal | None,
+        flow: FlowDefinition[..., Any] | str | None,
+    ) -> Handle[Any]:
+        """Take an execution over on an operator's word, if need be with another flow (``resume_as``)."""
+        engine = self._engine
+        workflow = flow.name if isinstance(flow, FlowDefinition) else flow
+        if isinstance(flow, FlowDefinition):
+            engine.flows.add(flow)
+        elif workflow is not None:
+            engine.flows.get(workflow)
+        by = None if principal is None else principal.actor
+        engine.backoff.cleared(execution_id)
+        for _ in range(MAX_RACES):
+            async with engine.driving.exclusive(execution_id):
+                run = engine.runs.get(execution_id)
+                if run is not None:
+                    engine.drop(run)
+                loaded = await self._verbs.loaded(execution_id)
+                if loaded.state.finished:
+                    raise ExecutionFinishedError(reason, execution_id, loaded.state.status)
+                if await engine.driving.recover(loaded, reason, "operator", by=by, workflow=workflow):
+                    return Handle(engine, execution_id, None, engine.waiters.of(execution_id))
+        raise WrongHeadError(execution_id, NO_EVENTS, NO_EVENTS)
+
+    async def restore_from_state(
+        self, execution_id: str, state: ExecutionState, principal: Principal | None
+    ) -> Handle[Any]:
+        """Take an execution over from a state that a caller kept, once the log agrees with it."""
+        await self._verbs.judged("restore_from_state", execution_id, principal)
+        loaded = await self._verbs.loaded(execution_id)
+        own = ExecutionState()
+        for envelope in loaded.history:
+            if envelope.sequence <= state.head:
+                fold(own, envelope)
+        if own.head != state.head or own != state:
+            raise InvalidInputError(
+                f"state of execution {execution_id!r}",
+                "it is not what the log says at that sequence",
+                "load it again with load_state; the log is the truth",
+            )
+        return await self.redrive(execution_id, "restore_from_state", principal, None)
+
+    # Forks ----------------------------------------------------------------------------------------------------------
+
+    async def fork(
+        self,
+        execution_id: str,
+        *,
+        at_sequence: int | None,
+        at_step: str | None,
+        new_id: str | None,
+        principal: Principal | None,
+    ) -> Handle[Any]:
+        """Start an execution, in a chain of its own, whose log begins as this one's did."""
+        await self._verbs.judged("fork", execution_id, principal)
+        engine = self._engine
+        loaded = await self._verbs.loaded(execution_id)
+        through = _fork_point(loaded, at_sequence, at_step)
+        target = engine.mint_beside(loaded.state.chain_id) if new_id is None else check_execution_id(new_id)
+        events = _forked(loaded.history[: through + 1], target, execution_id, through, principal)
+        append = StreamAppend(target, events, expected_head=NO_EVENTS, fence=facts.FIRST_FENCE)
+        try:
+            await engine.patiently(lambda: engine.events.append(append), target)
+        except WrongHeadError:
+            raise ExecutionAlreadyExistsError(target) from None
+        handle: Handle[Any] = Handle(engine, target, None, engine.waiters.of(target))
+        if engine.owns(target):
+            await engine.driving.drive_fresh(target)
+        return handle
+
+    # Outcomes -------------------------------------------------------------------------------------------------------
+
+    async def record_outcome(self, execution_id: str, outcome: Any, principal: Principal | None) -> None:
+        """Note what became of a finished execution in the world."""
+        await self._verbs.judged("record_outcome", execution_id, principal)
+        engine = self._engine
+        data: dict[str, Json] = {"outcome": self._verbs.json_of(outcome, "outcome")}
+        if principal is not None:
+            data["recordedBy"] = principal.to_json()
+        event = NewEvent(
+            engine.event_id(),
+            Kind.OUTCOME_RECORDED,
+            data,
+            facts.stamp(principal.actor if principal else None),
+        )
+        for _ in range(MAX_RACES):
+            seen = await engine.patiently(lambda: engine.events.observe(execution_id), execution_id)
+            info = await engine.events.info(execution_id)
+            if info is None or info.status not in TERMINAL_KINDS:
+                raise InvalidInputError(
+                    f"outcome of execution {execution_id!r}", "it has not ended", "record it once it has"
+                )
+            append = StreamAppend(execution_id, (event,), observation=seen)
+            try:
+                await engine.patiently(lambda append=append: engine.events.append(append), execution_id)  # type: ignore[misc]
+            except WrongHeadError:
+                continue
+            return
+        raise WrongHeadError(execution_id, NO_EVENTS, NO_EVENTS)
+
+    # Inbox ----------------------------------------------------------------------------------------------------------
+
+    async def notify_inbox(self, execution_id: str, principal: Principal | None) -> bool:
+        """Look whether the chain's parked execution can go on, here and now."""
+        await self._verbs.judged("notify", execution_id, principal)
+        engine = self._engine
+        return await engine.driving.notify(await engine.driving.current(execution_id))
+
+    async def discard_inbox(
+        self,
+        execution_id: str,
+        topic: str,
+        *,
+        message_id: str | None,
+        reason: str | None,
+        principal: Principal | None,
+    ) -> int:
+        """Discard the next message of a topic (or the one named), unread; return how many were."""
+        await self._verbs.judged("discard", execution_id, principal)
+
+        def pick(messages: Sequence[InboxMessage]) -> list[Disposal]:
+            if not messages:
+                return []
+            if message_id is not None and message_id not in {messages[0].message_id, messages[0].key}:
+                raise InboxDiscardRefusedError(execution_id, topic, "invalid")
+            return [Disposal(messages[0], DISCARDED)]
+
+        return await self._dispose(execution_id, topic, pick, reason, principal)
+
+    async def expire_inbox(
+        self, execution_id: str, topic: str, *, older_than_ms: int, principal: Principal | None
+    ) -> int:
+        """Pass over the messages at the head of a topic that have waited too long; return how many."""
+        await self._verbs.judged("expire", execution_id, principal)
+        limit = self._engine.now() - older_than_ms
+
+        def pick(messages: Sequence[InboxMessage]) -> list[Disposal]:
+            old: list[Disposal] = []
+            for message in messages:
+                if message.timestamp > limit:
+                    break
+                old.append(Disposal(message, EXPIRED))
+            return old
+
+        return await self._dispose(execution_id, topic, pick, None, principal)
+
+    async def _dispose(
+        self, execution_id: str, topic: str, pick: Any, why: str | None, principal: Principal | None
+    ) -> int:
+        engine = self._engine
+        by = None if principal is None else principal.actor
+        for _ in range(MAX_RACES):
+            current = await engine.driving.current(execution_id)
+            run = engine.runs.get(current)
+            if run is not None:
+                if not run.evictable():
+                    raise InboxDiscardRefusedError(execution_id, topic, "not-parked")
+                engine.drop(run)  # the facts go into the log under an observation, as from any other node
+            loaded = await self._verbs.loaded(current)
+            if loaded.state.status != "suspended":
+                raise InboxDiscardRefusedError(execution_id, topic, "not-parked")
+            stream_id = inbox_stream(loaded.state.chain_id, topic)
+            start = loaded.state.cursors.get(topic, -1) + 1
+            read = await engine.patiently(
+                lambda stream_id=stream_id, start=start: engine.events.read(stream_id, start, PAGE),  # type: ignore[misc]
+                stream_id,
+            )
+            disposals = pick([message_of(e) for e in read if e.sequence >= start])
+            if not disposals:
+                return 0
+            append = StreamAppend(
+                current,
+                tuple(self._consumed(d, why, by) for d in disposals),
+                observation=loaded.observation,
+                consumed=tuple((stream_id, d.message.sequence) for d in disposals),
+            )
+            try:
+                await engine.patiently(lambda append=append: engine.events.append(append), current)  # type: ignore[misc]
+            except WrongHeadError:
+                continue
+            return len(disposals)
+        raise InboxDiscardRefusedError(execution_id, topic, "contended")
+
+    def _consumed(self, disposal: Disposal, why: str | None, by: str | None) -> NewEvent:
+        data = disposal.data()
+        if why is not None:
+            data["note"] = why[:256]
+        return NewEvent(self._engine.event_id(), Kind.MESSAGE_CONSUMED, data, facts.stamp(by))
+
+
+def _fork_point(loaded: Loaded, at_sequence: int | None, at_step: str | None) -> int:
+    """The last sequence that the fork shares; where none is given, the last one before the end.
+
+    Raises:
+        InvalidInputError: there is no such place, or children that began before it are still out.
+    """
+    what = f"fork of {loaded.state.execution_id!r}"
+    history = loaded.history
+    if history[-1].sequence + 1 != len(history):
+        raise InvalidInputError(
+            what, "a prefix of its log was trimmed", "fork an execution whose log is whole"
+        )
+    if at_step is not None:
+        found = [e for e in history if e.data.get("siteId") == at_step or e.data.get("name") == at_step]
+        if not found or at_sequence is not None:
+            raise InvalidInputError(
+                what, f"no step {at_step[:64]!r} in its log", "name a step or a site of `loom show`"
+            )
+        through = found[0].sequence - 1
+    else:
+        ended = next((e.sequence for e in history if e.type in TERMINAL_KINDS), len(history))
+        through = ended - 1 if at_sequence is None else at_sequence
+        if not 0 <= through < ended:
+            raise InvalidInputError(
+                what, f"{through} is not a sequence before its end", f"choose 0 to {ended - 1}"
+            )
+    state = ExecutionState(answers=None)
+    for envelope in history[: through + 1]:
+        fold(state, envelope)
+    if state.children:
+        raise InvalidInputError(
+            what,
+            "children that it started are still out at that place",
+            "fork before they start, or after they end",
+        )
+    return through
+
+
+def _forked(
+    prefix: Sequence[Envelope], target: str, source: str, through: int, principal: Principal | None
+) -> tuple[NewEvent, ...]:
+    """The prefix as the log of another chain: its own start, and cursors of an inbox of its own."""
+    first = prefix[0]
+    start = {key: value for key, value in first.data.items() if key not in {"parent", "continuedFrom"}}
+    start |= {
+        "chainId": target,
+        "forkedFrom": {"executionId": source, "sequence": through},
+    }
+    events = [NewEvent(first.id, first.type, start, _unstamped(first))]
+    for envelope in prefix[1:]:
+        data = envelope.data
+        if envelope.type == Kind.MESSAGE_CONSUMED:
+            data = {key: value for key, value in data.items() if key != "inboxSeq"}
+        events.append(NewEvent(envelope.id, envelope.type, data, _unstamped(envelope)))
+    by = {"by": principal.actor} if principal is not None else {}
+    recovered = {"reason": "fork", "evidence": "operator", **by}
+    events.append(NewEvent(f"fork:{target}", Kind.EXECUTION_RECOVERED, recovered, facts.stamp(by.get("by"))))
+    return tuple(events)
+
+
+def _unstamped(envelope: Envelope) -> dict[str, Json]:
+    """Metadata without its driver: nobody has driven the fork yet."""
+    return {key: value for key, value in envelope.metadata.items() if key != "node"}

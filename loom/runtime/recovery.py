@@ -1,0 +1,288 @@
+"""Recovery: what nobody drives any more is found and taken over (clauses.md, point 6).
+
+When a shard is gained, and from then on now and then, its open executions are walked. A parked one gets its wake rows
+and a look into its inbox. A running one is taken over on evidence that its driver is gone: its lease is missing and the
+presence of the incarnation that last appended as its driver has expired. What cannot be judged is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from loom.errors import LoomError, RedriveExhaustedError, StoreError
+from loom.ids import inbox_stream, routing_id
+from loom.kernel.inbox import load_waits, topics_of
+from loom.runtime.driving import undriven
+from loom.runtime.facts import CANCEL_TOPIC
+from loom.runtime.presence import Evidence
+from loom.schemas.envelope import Kind
+from loom.stores.contracts import WakeRow
+
+if TYPE_CHECKING:
+    from loom.runtime.driving import Loaded
+    from loom.runtime.engine import Engine
+    from loom.runtime.presence import PresenceKeeper
+    from loom.runtime.verbs import Verbs
+    from loom.stores.contracts import StreamInfo
+
+PAGE: Final = 500
+AT_ONCE: Final = 16
+MAY_BE_UNDRIVEN: Final = frozenset({Kind.EXECUTION_STARTED, Kind.EXECUTION_RESUMED, Kind.EXECUTION_RECOVERED})
+"""Last events that a verb may have written: the driver before it says nothing of who goes on."""
+
+IsAbandoned = Callable[[str], Awaitable[bool]]
+"""A host's own evidence that an execution's driver is gone; it must agree, and is enough where there are no leases."""
+
+
+class Recovery:
+    """Walks owned shards. ``unsettled`` holds running executions whose evidence is still out, by id."""
+
+    def __init__(
+        self, engine: Engine, verbs: Verbs, presence: PresenceKeeper | None, is_abandoned: IsAbandoned | None
+    ) -> None:
+        self._engine = engine
+        self._verbs = verbs
+        self._presence = presence
+        self._is_abandoned = is_abandoned
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._unsettled: dict[str, None] = {}
+        self._walking: dict[int, bool] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._soon = asyncio.Event()
+
+    def start(self) -> None:
+        """Look again from now on."""
+        self._task = asyncio.create_task(self._keep(), name="loom-recovery")
+
+    async def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def gained(self, shard: int) -> None:
+        """This process writes the shard now: walk it, parked executions included."""
+        self._walk_soon(shard, takeover=True)
+
+    def lost(self, shard: int) -> None:
+        """It writes it no longer: parked runs of it leave memory, whoever owns it wakes them."""
+        engine, owning = self._engine, self._engine.owning
+        if owning is None:
+            return
+        for run in list(engine.runs.values()):
+            if run.evictable() and owning.shard_of(run.chain_id) == shard:
+                engine.drop(run)
+        for execution_id in [i for i in self._unsettled if owning.shard_of(i) == shard]:
+            del self._unsettled[execution_id]
+
+    def everything(self) -> None:
+        """Walk all owned shards as if they were gained now: rows may be lost, or this node was not sure of itself."""
+        if self._engine.owning is not None:
+            for shard in sorted(self._engine.owning.owned()):
+                self._walk_soon(shard, takeover=True)
+
+    # Walking --------------------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        engine = self._engine
+        ttl_ms = engine.config.presence_ms
+        often_s = min(ttl_ms / 4, engine.config.recovery_interval_ms) / 1000
+        last_walk = engine.loop.time()
+        while True:
+            await asyncio.sleep(often_s)
+            if not engine.live():
+                continue
+            for execution_id in list(self._unsettled):
+                engine.spawn(self._look(execution_id), execution_id)
+            if engine.loop.time() - last_walk >= engine.config.recovery_interval_ms / 1000:
+                last_walk = engine.loop.time()
+                for shard in sorted(engine.owning.owned() if engine.owning is not None else ()):
+                    self._walk_soon(shard, takeover=False)
+
+    def _walk_soon(self, shard: int, *, takeover: bool) -> None:
+        if shard in self._walking:
+            self._walking[shard] |= takeover
+            return
+        self._walking[shard] = takeover
+        self._engine.spawn(self._walk(shard), f"shard {shard}")
+
+    async def _walk(self, shard: int) -> None:
+        engine = self._engine
+        takeover = self._walking[shard]
+        self._walking[shard] = False
+        after = ""
+        try:
+            while engine.owning is not None and shard in engine.owning.owned() and not engine.closed:
+                page = engine.owning.open_logs(shard, after, PAGE)
+                if not page:
+                    break
+                await asyncio.gather(*(self._consider(info, takeover=takeover) for info in page))
+                after = page[-1].stream_id
+                await asyncio.sleep(0)
+        finally:
+            if self._walking.pop(shard):
+                self._walk_soon(shard, takeover=True)
+
+    async def _consider(self, info: StreamInfo, *, takeover: bool) -> None:
+        """One open execution of the walk. A failure is told, and it is looked at again."""
+        execution_id = info.stream_id
+        if execution_id in self._engine.runs:
+            return
+        if info.status == Kind.EXECUTION_SUSPENDED and not takeover:
+            return
+        async with self._slots:
+            try:
+                if info.status == Kind.EXECUTION_SUSPENDED:
+                    await self._parked(execution_id)
+                else:
+                    await self._running(info)
+            except (StoreError, TimeoutError) as error:
+                self._unsettled[execution_id] = None
+                self._engine.signals.repeated_storage_error(error, execution_id)
+            except LoomError as error:
+                self._engine.signals.repeated_error(error, execution_id)
+
+    async def _look(self, execution_id: str) -> None:
+        info = await self._engine.events.info(execution_id)
+        self._unsettled.pop(execution_id, None)
+        if info is not None and info.status is not None:
+            await self._consider(info, takeover=True)
+
+    # Parked ---------------------------------------------------------------------------------------------------------
+
+    async def _parked(self, execution_id: str) -> None:
+        """Its alarms must stand, and nothing may wait for it unseen (kafka.md, "Parks and alarms")."""
+        engine = self._engine
+        loaded = await engine.driving.load(execution_id)
+        if loaded is None or loaded.state.status != "suspended":
+            return
+        rows = [WakeRow(execution_id, at, "timer") for at in engine.driving.timers_of(loaded.state)]
+        if rows and not await engine.schedule(rows):
+            self._unsettled[execution_id] = None
+        heads = engine.inbox_heads(loaded.state.chain_id)
+        if inbox_stream(loaded.state.chain_id, CANCEL_TOPIC) in heads:
+            await self._verbs.cancel_by_request(execution_id, await self._reason(loaded.state.chain_id))
+        elif any(
+            heads.get(inbox_stream(loaded.state.chain_id, topic), -1) > loaded.state.cursors.get(topic, -1)
+            for topic in topics_of(load_waits(loaded.state.waits))
+        ):
+            engine.driving.wake(execution_id)
+
+    async def _reason(self, chain_id: str) -> Any:
+        last = await self._engine.events.read_last(inbox_stream(chain_id, CANCEL_TOPIC))
+        return None if last is None else last.data.get("payload")
+
+    # Running --------------------------------------------------------------------------------------------------------
+
+    async def _running(self, info: StreamInfo) -> None:
+        engine, execution_id = self._engine, info.stream_id
+        if engine.backoff.blocked(execution_id) or await self._driven(info):
+            self._unsettled[execution_id] = None
+            return
+        async with engine.driving.exclusive(execution_id):
+            if execution_id in engine.runs or not engine.live():
+                return
+            loaded = await engine.driving.load(execution_id)
+            if loaded is None or loaded.state.status != "running":
+                return
+            heads = engine.inbox_heads(loaded.state.chain_id)
+            cancelled = inbox_stream(loaded.state.chain_id, CANCEL_TOPIC) in heads
+            if not cancelled:
+                await self._judge(loaded)
+        if cancelled:
+            await self._verbs.cancel_by_request(execution_id, await self._reason(routing_id(execution_id)))
+
+    async def _driven(self, info: StreamInfo) -> bool:
+        """Whether its driver is known to live, told without reading its log."""
+        if info.node in {None, self._engine.node} or info.status in MAY_BE_UNDRIVEN or self._presence is None:
+            return False
+        assert info.node is not None
+        return (await self._presence.evidence([info.node]))[info.node] in {Evidence.LIVE, Evidence.QUIET}
+
+    async def _judge(self, loaded: Loaded) -> None:
+        engine, execution_id = self._engine, loaded.state.execution_id
+        if undriven(loaded.history):
+            await engine.driving.take(loaded)
+            return
+        evidence = await self.evidence_of(loaded)
+        if evidence is None:
+            self._unsettled[execution_id] = None
+            return
+        if loaded.state.unproductive >= engine.config.max_recoveries:
+            engine.signals.repeated_error(
+                RedriveExhaustedError(execution_id, loaded.state.unproductive), execution_id
+            )
+            return
+        await engine.driving.recover(loaded, "abandoned", evidence)
+
+    async def evidence_of(self, loaded: Loaded) -> str | None:
+        """Why its driver is held to be gone; None where it may live, or nothing is known.
+
+        Raises:
+            StoreError, TimeoutError: the evidence could not be read.
+        """
+        engine, execution_id = self._engine, loaded.state.execution_id
+        node = next((str(e.metadata["node"]) for e in reversed(loaded.history) if "node" in e.metadata), None)
+        if node == engine.node:
+            # This very process drove it, and knows that it does no longer: unless another took the fence since.
+            known = engine.orphans.get(execution_id)
+            return "own" if known == loaded.observation.fence else None
+        if self._is_abandoned is not None and not await self._is_abandoned(execution_id):
+            return None
+        if engine.leases is None or self._presence is None:
+            return "is_abandoned" if self._is_abandoned is not None else None
+        lease = await engine.leases.get(execution_id)
+        if lease is not None and not lease.expired:
+            return None
+        if node is None:
+            return "no driver"
+        found = (await self._presence.evidence([node]))[node]
+        return f"presence {found.value}" if found in {Evidence.EXPIRED, Evidence.ABSENT} else None
+
+    # Verbs ----------------------------------------------------------------------------------------------------------
+
+    async def sweep(self) -> list[str]:
+        """Look at every running execution of the owned shards now; return those taken over by this node."""
+        engine = self._engine
+        before = set(engine.runs)
+        for shard in sorted(engine.owning.owned() if engine.owning is not None else ()):
+            after = ""
+            while page := engine.owning.open_logs(shard, after, PAGE):  # type: ignore[union-attr]
+                await asyncio.gather(*(self._consider(info, takeover=True) for info in page))
+                after = page[-1].stream_id
+        return sorted(set(engine.runs) - before)
+
+    async def rebuild_wakes(self) -> int:
+        """Write the wake row of every open timer of the owned shards again; return how many there are."""
+        engine = self._engine
+        count = 0
+        for shard in sorted(engine.owning.owned() if engine.owning is not None else ()):
+            after = ""
+            while page := engine.owning.open_logs(shard, after, PAGE):  # type: ignore[union-attr]
+                after = page[-1].stream_id
+                for info in page:
+                    if info.status == Kind.EXECUTION_SUSPENDED:
+                        count += await self._rewrite(info.stream_id)
+                await asyncio.sleep(0)
+        return count
+
+    async def _rewrite(self, execution_id: str) -> int:
+        engine = self._engine
+        last = await engine.events.read_last(execution_id)
+        if last is not None and last.type == Kind.EXECUTION_SUSPENDED:
+            waits = load_waits(last.data.get("waits", ()))
+        else:
+            loaded = await engine.driving.load(execution_id)
+            waits = load_waits(loaded.state.waits) if loaded is not None else ()
+        rows = [
+            WakeRow(execution_id, arm.wake_at, "timer")
+            for wait in waits
+            for arm in wait.arms
+            if arm.wake_at is not None
+        ]
+        if rows and engine.wakes is not None:
+            await engine.wakes.schedule(rows)
+            engine.driving.hint(min(row.wake_at for row in rows))
+        return len(rows)

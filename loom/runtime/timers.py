@@ -1,0 +1,140 @@
+"""The timer service: due wake rows of owned shards, claimed and fired (docs/architecture.md; system.md 5).
+
+It polls the wake store, sooner where this process itself scheduled a row, and never later than ``POLL_MS``. A row goes
+once what it stands for has happened or is void; one that cannot be acted on now stays, and its claim keeps it from being
+looked at again at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from typing import TYPE_CHECKING, Final
+
+from loom.errors import LoomError, StoreError
+from loom.runtime.alarms import POLL_MS
+
+if TYPE_CHECKING:
+    from loom.runtime.engine import Engine
+    from loom.stores.contracts import WakeRow, WakeStore
+
+BATCH: Final = 256
+AT_ONCE: Final = 64
+CLAIM_MS: Final = 5_000
+MAX_HINTS: Final = 4_096
+SHORTEST_PAUSE_MS: Final = 1
+
+
+class TimerService:
+    """Fires this node's timers."""
+
+    def __init__(self, engine: Engine, wakes: WakeStore) -> None:
+        self._engine = engine
+        self._wakes = wakes
+        self._hints: list[int] = []
+        self._moved = asyncio.Event()
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._firing: set[tuple[str, int]] = set()
+        self._task: asyncio.Task[None] | None = None
+        engine.driving.hint = self.hint
+
+    def start(self) -> None:
+        """Poll from now on."""
+        self._task = asyncio.create_task(self._poll(), name="loom-timers")
+
+    async def stop(self) -> None:
+        """Poll no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def hint(self, due: int) -> None:
+        """A row falls due then."""
+        if len(self._hints) < MAX_HINTS:
+            heapq.heappush(self._hints, due)
+        if due == self._hints[0]:
+            self._moved.set()
+
+    def kick(self) -> None:
+        """Look now: the clock was moved, or rows were rebuilt."""
+        self._moved.set()
+
+    async def _poll(self) -> None:
+        failures = 0
+        while True:
+            try:
+                full = await self._round()
+                failures = 0
+            except StoreError as error:
+                full = False
+                failures += 1
+                self._engine.signals.repeated_storage_error(error, "wake rows")
+            if not full:
+                await self._pause(failures)
+
+    async def _pause(self, failures: int) -> None:
+        now = self._engine.now()
+        while self._hints and self._hints[0] <= now:
+            heapq.heappop(self._hints)
+        wait_ms = POLL_MS if not self._hints else min(POLL_MS, self._hints[0] - now)
+        wait_ms = max(wait_ms, SHORTEST_PAUSE_MS) if not failures else POLL_MS * min(failures, 20)
+        self._moved.clear()
+        try:
+            await asyncio.wait_for(self._moved.wait(), wait_ms / 1000)
+        except TimeoutError:
+            return
+
+    async def _round(self) -> bool:
+        """Fire what is due; whether there may be more right now."""
+        engine = self._engine
+        shards = engine.owning.owned() if engine.owning is not None else frozenset()
+        if not shards or not engine.live():
+            return False
+        rows = await self._wakes.due(engine.now(), BATCH, shards=shards, refused=False)
+        fresh = [row for row in rows if (row.execution_id, row.wake_at) not in self._firing]
+        for row in fresh:
+            await self._slots.acquire()
+            self._firing.add((row.execution_id, row.wake_at))
+            engine.spawn(self._fire(row), row.execution_id)
+        return len(rows) == BATCH and bool(fresh)
+
+    async def _fire(self, row: WakeRow) -> None:
+        engine = self._engine
+        try:
+            if engine.backoff.blocked(row.execution_id):
+                await self._wakes.claim(row, engine.node, CLAIM_MS)
+                return
+            if not await self._wakes.claim(row, engine.node, CLAIM_MS):
+                return
+            try:
+                settled = await self._settled(row)
+            except LoomError as error:
+                engine.backoff.failed(row.execution_id)
+                engine.signals.repeated_error(error, row.execution_id)
+                return
+            if settled:
+                await self._wakes.complete(row.execution_id, row.wake_at)
+        finally:
+            self._firing.discard((row.execution_id, row.wake_at))
+            self._slots.release()
+
+    async def _settled(self, row: WakeRow) -> bool:
+        """Do what the row is for; whether it is done or void, so that the row can go."""
+        engine = self._engine
+        run = engine.runs.get(row.execution_id)
+        if run is not None and run.active:
+            run.look()
+            await run.rested()
+            return row.kind != "timer" or row.wake_at not in run.timers()
+        current = row.execution_id if row.kind == "timer" else await engine.driving.head_of(row.execution_id)
+        await engine.driving.notify(current)
+        run = engine.runs.get(current)
+        if run is not None and run.active:
+            await run.rested()
+            return row.kind != "timer" or row.wake_at not in run.timers()
+        loaded = await engine.driving.load(current)
+        if loaded is None or loaded.state.finished:
+            return True
+        if loaded.state.status != "suspended":
+            return False  # its driver, or whoever recovers it, comes to rest first
+        return row.kind != "timer" or row.wake_at not in engine.driving.timers_of(loaded.state)

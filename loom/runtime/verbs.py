@@ -1,0 +1,366 @@
+"""The verbs that start, message, answer and cancel executions. Every one is an append with a guard (docs/adr/0001)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from loom.errors import (
+    ExecutionAlreadyExistsError,
+    ExecutionDeniedError,
+    ExecutionFinishedError,
+    ExecutionNotFoundError,
+    GateNotOpenError,
+    InboxMessageRefusedError,
+    InvalidInputError,
+    LoomError,
+    UnknownFlowError,
+    WrongHeadError,
+)
+from loom.ids import RESERVED_PREFIX, check_execution_id, dedupe_key, inbox_stream
+from loom.kernel.flow import FlowDefinition
+from loom.kernel.guard import check_ingest
+from loom.kernel.inbox import find_gate, load_waits
+from loom.kernel.values import dump_json
+from loom.runtime import endings, facts
+from loom.runtime.handle import Handle, status_of
+from loom.runtime.journal import JournalLatched
+from loom.runtime.sizes import json_size
+from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
+from loom.stores.contracts import NO_EVENTS, StreamAppend
+
+if TYPE_CHECKING:
+    from loom.kernel.state import ExecutionState
+    from loom.runtime.access import Gatekeeper, Principal
+    from loom.runtime.driving import Loaded
+    from loom.runtime.engine import Engine
+
+R = TypeVar("R")
+
+MAX_RACES: Final = 64
+"""How often a verb tries again after another append came first."""
+
+FENCE_AFTER: Final = 3
+"""Lost races after which a cancel takes the fence, so that no busy flow can outrun it."""
+
+JOURNALED_DENIALS: Final = frozenset({"resume", "cancel"})
+
+
+class Verbs:
+    """Verbs on one node; the runtime and the client give them to callers."""
+
+    def __init__(self, engine: Engine, gate: Gatekeeper) -> None:
+        self._engine = engine
+        self._gate = gate
+
+    # Judging --------------------------------------------------------------------------------------------------------
+
+    async def judged(self, op: str, execution_id: str, principal: Principal | None) -> Envelope:
+        """The first event of an execution on which the caller may do ``op``.
+
+        Raises:
+            ExecutionDeniedError, ExecutionNotFoundError: as the gatekeeper says.
+        """
+        await self._gate.before_reading(op, execution_id, principal)
+        engine = self._engine
+        first = await engine.patiently(lambda: engine.first_of(execution_id), execution_id)
+        try:
+            await self._gate.judge(op, execution_id, first, principal)
+        except ExecutionDeniedError as denied:
+            if op in JOURNALED_DENIALS and first is not None:
+                await self._journal_denial(op, execution_id, denied.reason, principal)
+            raise
+        if first is None:
+            raise ExecutionNotFoundError(execution_id)
+        return first
+
+    async def _journal_denial(
+        self, op: str, execution_id: str, reason: str, principal: Principal | None
+    ) -> None:
+        """Best effort: one try, and what comes of it changes nothing for the caller."""
+        engine = self._engine
+        actor = None if principal is None else principal.actor
+        data: dict[str, Json] = {"op": op, "reason": reason}
+        if actor is not None:
+            data["actor"] = actor
+        event = NewEvent(engine.event_id(), Kind.EXECUTION_DENIED, data, facts.stamp(actor))
+        try:
+            seen = await engine.events.observe(execution_id)
+            await engine.events.append(StreamAppend(execution_id, (event,), observation=seen))
+        except LoomError as error:
+            engine.signals.repeated_storage_error(error, execution_id)
+
+    def json_of(self, value: Any, what: str) -> Json:
+        """A caller's value as JSON within the limit.
+
+        Raises:
+            InvalidInputError: it has no JSON form, or is too large.
+        """
+        data = dump_json(value, what)
+        return self.within(data, what)
+
+    def within(self, data: Json, what: str) -> Json:
+        """A JSON value, if it is within the limit."""
+        weight, limit = json_size(data), self._engine.config.max_payload_bytes
+        if weight > limit:
+            raise InvalidInputError(
+                what, f"{weight} bytes exceed {limit}", "send a reference, or raise max_payload_bytes"
+            )
+        return data
+
+    # Start ----------------------------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        flow: FlowDefinition[..., R] | str,
+        given: Any,
+        *,
+        execution_id: str | None,
+        subject: str | None,
+        principal: Principal | None,
+    ) -> Handle[R]:
+        """See :meth:`loom.runtime.client.Client.start`."""
+        engine = self._engine
+        definition = self._definition(flow)
+        workflow = flow if isinstance(flow, str) else flow.name
+        what = f"input of flow {workflow!r}"
+        data = self.within(
+            dump_json(given, what) if definition is None else definition.accept_input(given), what
+        )
+        if execution_id is None:
+            execution_id = engine.mint()
+        else:
+            check_execution_id(execution_id)
+        drives = definition is not None and engine.owns(execution_id) and engine.live()
+        actor = None if principal is None else principal.actor
+        fact = facts.started(
+            workflow,
+            data,
+            chain_id=execution_id,
+            subject=subject,
+            principal=None if principal is None else principal.to_json(),
+        )
+        metadata = engine.stamp if drives else facts.STAMP
+        if actor is not None:
+            metadata = metadata | {"actor": actor}
+        event = NewEvent(engine.event_id(), Kind.EXECUTION_STARTED, fact, metadata)
+        future = engine.waiters.of(execution_id)
+        append = StreamAppend(execution_id, (event,), expected_head=NO_EVENTS, fence=facts.FIRST_FENCE)
+        try:
+            done = await engine.patiently(lambda: engine.events.append(append), execution_id)
+        except WrongHeadError:
+            raise ExecutionAlreadyExistsError(execution_id) from None
+        if drives:
+            engine.driving.begin(
+                Envelope(event.id, execution_id, 0, event.type, done.timestamp, fact, metadata)
+            )
+        return Handle(engine, execution_id, definition, future)
+
+    def _definition(self, flow: FlowDefinition[..., R] | str) -> FlowDefinition[..., R] | None:
+        engine = self._engine
+        if isinstance(flow, FlowDefinition):
+            if engine.drives:
+                engine.flows.add(flow)
+            return flow
+        if flow in engine.flows:
+            return engine.flows.get(flow)
+        if engine.drives:
+            raise UnknownFlowError(flow, engine.flows.names)
+        return None
+
+    # Send -----------------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        execution_id: str,
+        topic: str,
+        payload: Any,
+        *,
+        message_id: str | None,
+        sender: str | None,
+        principal: Principal | None,
+    ) -> str:
+        """See :meth:`loom.runtime.client.Client.send`."""
+        engine = self._engine
+        first = await self.judged("send", execution_id, principal)
+        if not topic or topic.startswith(RESERVED_PREFIX):
+            raise InboxMessageRefusedError(
+                execution_id, topic, "the topic is empty or reserved", "choose another topic"
+            )
+        data = dump_json(payload, f"message for topic {topic[:64]!r}")
+        weight, limit = json_size(data), engine.config.inbox_max_payload_bytes
+        if weight > limit:
+            raise InboxMessageRefusedError(
+                execution_id, topic, f"{weight} bytes exceed {limit}", "send a smaller one, or a reference"
+            )
+        check_ingest(execution_id, topic, data)
+        chain_id = str(first.data.get("chainId") or execution_id)
+        await self._assert_unfinished("send to", execution_id, chain_id)
+        given = message_id or engine.ids()
+        event = facts.message(
+            topic,
+            data,
+            message_id=given,
+            sender=sender,
+            event_id=dedupe_key(sender, given),
+            metadata=facts.stamp(None if principal is None else principal.actor),
+        )
+        append = StreamAppend(
+            inbox_stream(chain_id, topic), (event,), backlog_cap=engine.config.inbox_max_backlog
+        )
+        await engine.patiently(lambda: engine.events.append(append), execution_id)
+        return given
+
+    async def _assert_unfinished(self, op: str, execution_id: str, chain_id: str) -> None:
+        engine = self._engine
+        if chain_id in engine.chains:
+            return
+        head = await engine.driving.current(execution_id)
+        info = await engine.events.info(head)
+        if info is not None and info.status in TERMINAL_KINDS:
+            raise ExecutionFinishedError(op, execution_id, status_of(info.status))
+
+    # Resume ---------------------------------------------------------------------------------------------------------
+
+    async def resume(self, execution_id: str, gate: str, answer: Any, *, principal: Principal | None) -> None:
+        """See :meth:`loom.runtime.client.Client.resume`."""
+        await self.judged("resume", execution_id, principal)
+        data = self.json_of(answer, f"answer at gate {gate[:64]!r}")
+        by = None if principal is None else principal.actor
+        for _ in range(MAX_RACES):
+            current = await self._engine.driving.current(execution_id)
+            if await self._answer_here(current, gate, data, by):
+                return
+            loaded = await self.loaded(current)
+            if loaded.state.finished:
+                if loaded.state.status == "continued":
+                    continue
+                raise ExecutionFinishedError("resume", execution_id, loaded.state.status)
+            if await self._answer_in_log(loaded, gate, data, by):
+                return
+            await _pause()
+        raise GateNotOpenError(execution_id, gate)
+
+    async def _answer_here(self, execution_id: str, gate: str, answer: Json, by: str | None) -> bool:
+        """Answer through the run of this process, if it has one."""
+        run = self._engine.runs.get(execution_id)
+        if run is None or not run.active:
+            return False
+        if not run.answer_gate(gate, answer, by=by):
+            raise GateNotOpenError(execution_id, gate)
+        try:
+            await run.journal.durable()
+        except JournalLatched:
+            return False  # another was first: judge again from the log
+        return True
+
+    async def _answer_in_log(self, loaded: Loaded, gate: str, answer: Json, by: str | None) -> bool:
+        engine, state = self._engine, loaded.state
+        found = find_gate(load_waits(state.waits), gate) if state.status == "suspended" else None
+        if found is None:
+            raise GateNotOpenError(state.execution_id, gate)
+        data: dict[str, Json] = {
+            "siteId": found[0],
+            "arm": found[1],
+            "kind": "gate",
+            "answer": answer,
+            "at": engine.now(),
+        }
+        if by is not None:
+            data["by"] = by
+        event = NewEvent(engine.event_id(), Kind.EXECUTION_RESUMED, data, facts.stamp(by))
+        append = StreamAppend(state.execution_id, (event,), observation=loaded.observation)
+        try:
+            await engine.patiently(lambda: engine.events.append(append), state.execution_id)
+        except WrongHeadError:
+            return False
+        return True
+
+    # Cancel ---------------------------------------------------------------------------------------------------------
+
+    async def cancel(self, execution_id: str, reason: str | None, *, principal: Principal | None) -> None:
+        """See :meth:`loom.runtime.client.Client.cancel`."""
+        await self.judged("cancel", execution_id, principal)
+        await self._cancel(execution_id, reason, None if principal is None else principal.actor)
+
+    async def cancel_by_request(self, chain_id: str, payload: Json) -> None:
+        """A parent's cancellation reached this chain; one that has ended meanwhile is none of its business."""
+        given = payload.get("reason") if isinstance(payload, Mapping) else None
+        try:
+            await self._cancel(chain_id, given if isinstance(given, str) else None, None)
+        except (ExecutionFinishedError, ExecutionNotFoundError):
+            return
+
+    async def _cancel(self, execution_id: str, reason: str | None, by: str | None) -> None:
+        engine = self._engine
+        for race in range(MAX_RACES):
+            current = await engine.driving.current(execution_id)
+            run = engine.runs.get(current)
+            if run is not None and run.active:
+                run.do(lambda run=run: endings.cancel(run, reason, by))  # type: ignore[misc]
+                try:
+                    await run.journal.durable()
+                except JournalLatched:
+                    continue
+                if run.phase is run.phase.OVER:
+                    return
+            loaded = await self.loaded(current)
+            if loaded.state.finished:
+                if loaded.state.status == "continued":
+                    continue
+                raise ExecutionFinishedError("cancel", execution_id, loaded.state.status)
+            if await self._cancel_in_log(loaded, reason, by, fenced=race >= FENCE_AFTER):
+                return
+            await _pause()
+        raise WrongHeadError(execution_id, NO_EVENTS, NO_EVENTS)
+
+    async def _cancel_in_log(
+        self, loaded: Loaded, reason: str | None, by: str | None, *, fenced: bool
+    ) -> bool:
+        engine, state, seen = self._engine, loaded.state, loaded.observation
+        if fenced:
+            await engine.patiently(
+                lambda: engine.events.acquire_fence(state.execution_id, f"{engine.node}/{engine.event_id()}"),
+                state.execution_id,
+            )
+            loaded = await self.loaded(state.execution_id)
+            state, seen = loaded.state, loaded.observation
+            if state.finished:
+                return False
+        told = facts.cancel_children(state, reason) + facts.child_end(
+            facts.info_of(state), endings.cancelled_payload(reason)
+        )
+        event = NewEvent(
+            engine.event_id(), Kind.EXECUTION_CANCELLED, endings.cancelled_data(reason, by), facts.stamp(by)
+        )
+        append = StreamAppend(state.execution_id, (event,), observation=seen, outgoing=told)
+        try:
+            await engine.patiently(lambda: engine.events.append(append), state.execution_id)
+        except WrongHeadError:
+            return False
+        await self._clear_rows(state)
+        return True
+
+    async def _clear_rows(self, state: ExecutionState) -> None:
+        engine = self._engine
+        if engine.wakes is not None and engine.driving.timers_of(state):
+            engine.spawn(engine.wakes.clear(state.execution_id), state.execution_id)
+
+    async def loaded(self, execution_id: str) -> Loaded:
+        """An execution as read now.
+
+        Raises:
+            ExecutionNotFoundError: there is none.
+        """
+        engine = self._engine
+        loaded = await engine.patiently(lambda: engine.driving.load(execution_id), execution_id)
+        if loaded is None:
+            raise ExecutionNotFoundError(execution_id)
+        return loaded
+
+
+async def _pause() -> None:
+    """Let the other go first; at random, so that two do not keep step."""
+    await asyncio.sleep(random.uniform(0.001, 0.02))  # noqa: S311 - only a delay
