@@ -144,8 +144,10 @@ def producer_config(
     return {
         "linger.ms": 0,
         "compression.type": "lz4",
+        "reconnect.backoff.ms": FIRST_RECONNECT_MS,
         "queue.buffering.max.messages": 500_000,
         "queue.buffering.max.kbytes": 131_072,
+        "message.max.bytes": max_record_bytes + RECORD_OVERHEAD,
         **kafka,
         "bootstrap.servers": bootstrap,
         "client.id": client_id,
@@ -157,7 +159,6 @@ def producer_config(
         "socket.timeout.ms": timeout_ms,
         # the Java default, for publishing beside Java producers; loom's own topics are given their partition
         "partitioner": "murmur2_random",
-        "message.max.bytes": max_record_bytes + RECORD_OVERHEAD,
         "retry.backoff.ms": 50,
         "socket.nagle.disable": True,
         # disconnects are told by the log alone: error_cb stays silent
@@ -166,6 +167,8 @@ def producer_config(
     }
 
 
+FIRST_RECONNECT_MS: Final = 10
+"""A client moves from the bootstrap address to the broker behind it by a second connection: not after 100 ms."""
 RECORD_OVERHEAD: Final = 4_096
 """Room for key, headers and framing of a record of the largest permitted value."""
 
@@ -175,6 +178,7 @@ def reader_config(
 ) -> dict[str, Any]:
     """Settings of a consumer that reads assigned partitions to an end, in no group."""
     return {
+        "reconnect.backoff.ms": FIRST_RECONNECT_MS,
         "fetch.wait.max.ms": 20,
         "fetch.message.max.bytes": 4_194_304,
         "queued.max.messages.kbytes": 65_536,

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
     from loom.stores.kafka.reader import Ends
 
-LOOK_EVERY_S: Final = 5.0
-STUCK_AFTER_S: Final = 10.0
-"""A stable offset that has not moved for so long, below an end, is stuck: no transaction of loom's is open that long."""
+LOOKS: Final = 2
+"""How often the offsets are looked at within the time after which one that does not move is stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +29,13 @@ class StuckOffset:
 
 
 class StableWatch:
-    """Looks at the stable offsets of a partition now and then, without ever waiting for an answer."""
+    """Looks at the stable offsets of a partition now and then, without ever waiting for an answer.
 
-    def __init__(self, ends: Ends, topics: Sequence[str]) -> None:
-        self._ends, self._topics = ends, tuple(topics)
+    One that has not moved for ``stuck_after_ms``, below an end, is stuck; no transaction of loom's is open that long.
+    """
+
+    def __init__(self, ends: Ends, topics: Sequence[str], stuck_after_ms: int) -> None:
+        self._ends, self._topics, self._stuck_after_s = ends, tuple(topics), stuck_after_ms / 1000
         self._asked: list[Mapping[str, Future[Any]]] = []
         self._next = 0.0
         self._since: dict[str, tuple[int, float]] = {}
@@ -46,7 +48,7 @@ class StableWatch:
             if all(future.done() for answers in self._asked for future in answers.values()):
                 self._take(now)
         elif now >= self._next:
-            self._next = now + LOOK_EVERY_S
+            self._next = now + self._stuck_after_s / LOOKS
             self._asked = [
                 self._ends.ask(self._topics, IsolationLevel.READ_COMMITTED),
                 self._ends.ask(self._topics, IsolationLevel.READ_UNCOMMITTED),
@@ -64,6 +66,6 @@ class StableWatch:
             if offset != before or offset >= end[topic]:
                 since = now
             self._since[topic] = (offset, since)
-            if now - since >= STUCK_AFTER_S:
+            if now - since >= self._stuck_after_s:
                 stuck.append(StuckOffset(topic, offset, end[topic], int((now - since) * 1000)))
         self.stuck = tuple(stuck)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MAX_LANES: Final = 2
 _LEAST_S: Final = 0.001
 _SLICE_S: Final = 0.5
+_LOOKS: Final = 2
 
 
 class LaneFault(Exception):  # noqa: N818 - what a lane tells its writer; never raised at a caller
@@ -43,8 +44,9 @@ class Lane:
     Not thread-safe: its writer's thread makes every call. ``produce`` is the client's own, for the hot path.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.name = str(config["transactional.id"])
+    def __init__(self, config: Mapping[str, Any], topic: str) -> None:
+        """Make the client; ``topic`` is any that it will write to."""
+        self.name, self._topic = str(config["transactional.id"]), topic
         self.log = ClientLog(self.name)
         self._producer: Producer | None = Producer(dict(config), logger=self.log.logger)
         self.produce: Callable[..., None] = self._producer.produce
@@ -57,6 +59,11 @@ class Lane:
         Raises:
             LaneFault: it cannot be done, or not before ``deadline`` (then the fault is REPEAT).
         """
+        for _ in range(_LOOKS):
+            # A client asks for its coordinator at once, over the bootstrap connection, which is given up as soon as the
+            # brokers are known; the answer is then lost, and asked for again after 500 ms. So know the brokers first.
+            with contextlib.suppress(KafkaException):
+                self._client.list_topics(self._topic, timeout=_SLICE_S)
         self._repeat(
             "initialise", lambda left_s: self._client.init_transactions(min(left_s, _SLICE_S)), deadline, wait
         )

@@ -24,7 +24,7 @@ from loom.stores.rows import StreamRow, new_row
 from loom.topics.partitioner import partition_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from loom.schemas.codec import Codec
     from loom.stores.contracts import Clock

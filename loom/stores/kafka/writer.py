@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 from loom.errors import BrokerError, NotOwnerError, StorageWriteError, StoreError, TopicsError
 from loom.schemas.records import SchemaNote
 from loom.schemas.table import packaged
-from loom.stores.kafka.client import Fault, producer_config
+from loom.stores.kafka.client import FIRST_RECONNECT_MS, Fault, producer_config
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.debts import Debts
 from loom.stores.kafka.group_commit import GroupCommit
@@ -119,7 +119,12 @@ class PartitionWriter:
         catalogue = settings.catalogue
         self._client_id = f"{settings.node}-log-{partition}"
         admin = admin or AdminClient(
-            {**settings.kafka, "bootstrap.servers": settings.bootstrap, "log_level": 2}
+            {
+                **settings.kafka,
+                "bootstrap.servers": settings.bootstrap,
+                "log_level": 2,
+                "reconnect.backoff.ms": FIRST_RECONNECT_MS,
+            }
         )
         self._ends = Ends(admin, partition, settings.bootstrap)
         self._log_topics = (
@@ -140,7 +145,7 @@ class PartitionWriter:
             ),
         )
         self._debts = Debts(settings.compaction_lag_ms)
-        self._watch = StableWatch(self._ends, self._log_topics)
+        self._watch = StableWatch(self._ends, self._log_topics, settings.stuck_after_ms)
         self._keeper = IndexKeeper(index, str(partition), self._sweep)
         self._group = GroupCommit(
             partition=partition,
@@ -431,7 +436,8 @@ class PartitionWriter:
                 client_id=f"{self._client_id}.{number}",
                 timeout_ms=settings.transaction_timeout_ms,
                 max_record_bytes=settings.max_record_bytes,
-            )
+            ),
+            settings.catalogue.marks,
         )
 
     def _committed(self, transaction: Transaction) -> None:

@@ -80,6 +80,8 @@ class WriterSettings:
     """``max.compaction.lag.ms`` of the log topics: how long after a deletion the tick record is due."""
     checkpoint_max_age_ms: int = DELETE_RETENTION_MS // 2
     """Half of ``delete.retention.ms``: an older checkpoint may have missed tombstones."""
+    stuck_after_ms: int = 10_000
+    """How long a stable offset may stay below the end before ``health`` names it; above ``transaction_timeout_ms``."""
     publish_topics: frozenset[str] = frozenset()
     """Topics that ``ctx.publish`` may write to."""
 
