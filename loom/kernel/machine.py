@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import events
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from loom.errors import (
     FlowDivergedError,
@@ -239,8 +239,9 @@ class FlowMachine:
         if known is not None and known.data.get("kind") == kind:
             self._applied += 1
             return known.data.get("value")
-        if known is not None or self._next is not None:
-            self._diverge(known or self._next, f"decision {kind!r} at {site}")
+        unasked = known or self._first_unasked() or self._next
+        if unasked is not None:
+            self._diverge(unasked, f"decision {kind!r} at {site}")
         return self._draw(RecordDecision(site, kind, draw()))
 
     def patched(self, patch_id: str) -> bool:
@@ -398,7 +399,7 @@ class FlowMachine:
         site = envelope.data.get("siteId")
         if not isinstance(site, str) or site in self._recorded or self._ended_in_log:
             self._diverge(envelope, self._expected())
-        self._recorded[str(site)] = envelope
+        self._recorded[site] = envelope
 
     def _release(self) -> None:
         """Apply the event held back (at first: the start), now that the decisions behind it are known."""
@@ -408,20 +409,22 @@ class FlowMachine:
             self._begin()
         if self._next is not None:
             self._take()
-        if self._recorded:
-            self._check_decisions()
+        unasked = self._first_unasked()
+        if unasked is not None:
+            self._diverge(unasked, self._expected())
 
-    def _check_decisions(self) -> None:
-        """Every decision recorded so far has been asked for, but for marks of patches that the code no longer names."""
-        for site, unasked in self._recorded.items():
+    def _first_unasked(self) -> Envelope | None:
+        """The first recorded decision not asked for; a mark of a patch may outlive the code that asked for it."""
+        for site, envelope in self._recorded.items():
             if not site.startswith(_PATCHED):
-                self._diverge(unasked, self._expected())
+                return envelope
+        return None
 
     def _expected(self) -> str:
         """What the code would take next, in words."""
         return self._board.describe() if self._outcome is None else asks.describe(self._outcome)
 
-    def _diverge(self, envelope: Envelope | None, expected: str) -> None:
+    def _diverge(self, envelope: Envelope, expected: str) -> NoReturn:
         """Latch on a divergence and stop whoever runs."""
         sequence, recorded = (
             (-1, "nothing") if envelope is None else (envelope.sequence, asks.describe_event(envelope))
