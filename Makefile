@@ -33,7 +33,7 @@ lint: $(STAMP) ## style, and which way imports run
 
 types: $(STAMP) ## mypy --strict on the package and on its face as users see it
 	@$(BIN)/mypy
-	@$(BIN)/mypy tests/typing/api.py
+	@$(BIN)/mypy tests/typing/api.py examples
 
 bench: $(STAMP) ## the benchmarks of docs/benchmarks.md
 	@$(BIN)/loom bench
