@@ -150,7 +150,11 @@ class PartitionIntake:
             return self._forward(message, partition)
         _, stamp = message.timestamp()
         age_ms = self._all.broker_clock.age_ms(stamp)
-        if request.timeout_ms is not None and age_ms > request.timeout_ms and not isinstance(request.op, CancelOp):
+        if (
+            request.timeout_ms is not None
+            and age_ms > request.timeout_ms
+            and not isinstance(request.op, CancelOp)
+        ):
             self._skip(offset)
             self._reply(request, wire.append_reply(request.id, None, wire.RequestExpiredError(request.id)))
         elif write is not None:
@@ -225,7 +229,10 @@ class PartitionIntake:
             self._reply(request, ReadReply(request.id, wire.report(error)))
 
     def _parts(self, request_id: str, op: ReadOp) -> list[ReadReply]:
-        if op.query in {"observe", "info"}:
+        if op.query == "observe":
+            seen = wire.observed(op.stream_id, self._shard.observe(op.stream_id))
+            return [ReadReply(request_id, info=seen)]
+        if op.query == "info":
             info = self._shard.info(op.stream_id)
             return [ReadReply(request_id, info=None if info is None else wire.stream_info(info))]
         if op.query == "snapshot":

@@ -29,8 +29,15 @@ BATCH: Final = 500
 """Messages taken from the client at once; a handler that pauses a partition still gets the rest of the batch."""
 _LEAVE_S: Final = 3.0
 _CONFIRM_S: Final = 5.0
-_UNCONFIRMED: Final = (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
-"""The coordinator is busy: it says nothing about this member, so ask again."""
+_REFUTED: Final = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+    }
+)
+"""Answers to a commit that say: not a member at this generation. Any other says nothing about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,7 @@ class Membership:
         self._on_fatal = on_fatal
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._guard = threading.Lock()  # no call of another thread may meet a consumer that is being closed
+        self._proof = threading.Condition()
         self._consumer: Consumer | None = None
         self._thread = threading.Thread(target=self._run, name=f"loom-group-{settings.node}", daemon=True)
         self._assigned: dict[int, int] = {}
@@ -102,6 +109,7 @@ class Membership:
         self._resume_at: dict[int, int] = {}
         self._rejoin_at: float | None = None
         self._ticked = self._confirmed = time.monotonic()
+        self._refuted = self._wanted = 0.0
         self._asked: float | None = None
         self._next_probe = 0.0
         self._fatal: KafkaError | None = None
@@ -123,27 +131,22 @@ class Membership:
         self._calls.put(fn)
 
     def confirm(self, partition: int) -> bool:
-        """Whether the group still counts this node as the owner: a synchronous commit at the current generation.
+        """Whether the group still counts this node as the owner: a commit at the current generation, asked for now.
 
-        Another thread's call; bounded by about five seconds. A member that does not poll confirms nothing: to the
-        coordinator it may be gone, and a commit under its old name would be fatal.
+        Another thread's call; bounded by five seconds. The commit itself is the membership thread's (the client's lock
+        starves every other thread while one polls). A member that does not poll confirms nothing: to the coordinator it
+        may be gone, and a commit under its old name would be fatal.
         """
-        end = time.monotonic() + _CONFIRM_S
-        while time.monotonic() < end and not self._silent_for(self._settings.loop_bound_ms):
-            with self._guard:
-                offset = self._handler.positions().get(partition, self._assigned.get(partition))
-                if self._consumer is None or offset is None or partition in self._given_up:
-                    return False
-                try:
-                    self._commit({partition: offset}, asynchronous=False)
-                except KafkaException as failed:
-                    if failed.args[0].code() not in _UNCONFIRMED:
-                        return False
-                else:
-                    return partition in self._assigned
-            if self._stopping.wait(0.1):
-                return False
-        return False
+        asked = time.monotonic()
+        with self._proof:
+            self._wanted = asked
+            self._proof.wait_for(
+                lambda: max(self._confirmed, self._refuted) > asked
+                or self._stopping.is_set()
+                or self._silent_for(self._settings.loop_bound_ms),
+                _CONFIRM_S,
+            )
+            return self._confirmed > asked and partition in self._assigned and partition not in self._given_up
 
     def stop(self, deadline: Deadline) -> bool:
         """Leave the group, so that others take over at once; False if the thread had not ended at the deadline."""
@@ -274,7 +277,10 @@ class Membership:
         session_s = self._settings.session_timeout_ms / 1000
         if self._assigned and now - self._confirmed > session_s:
             self._give_up("the coordinator confirms nothing")
-        if now < self._next_probe or (self._asked is not None and now - self._asked < session_s):
+        if self._asked is not None and now - self._asked < session_s:
+            return
+        wanted = max(self._confirmed, self._refuted, now - _CONFIRM_S) < self._wanted
+        if now < self._next_probe and not wanted:
             return
         positions = {**self._assigned, **self._handler.positions()}
         if positions:
@@ -296,12 +302,16 @@ class Membership:
     def _on_commit(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
         asked, self._asked = self._asked, None
         failed = error or next((p.error for p in partitions if p.error), None)
+        with self._proof:
+            if failed is None and asked is not None:
+                self._confirmed = max(self._confirmed, asked)
+            elif failed is not None and failed.code() in _REFUTED:
+                self._refuted = time.monotonic()
+            self._proof.notify_all()
         if failed is not None:
             self._on_error(failed)
-        elif asked is not None:
-            self._confirmed = max(self._confirmed, asked)
-            if self._given_up:
-                self._take_again()
+        elif self._given_up:
+            self._take_again()
 
     def _give_up(self, why: str) -> None:
         given_up = [p for p in self._assigned if p not in self._given_up]
@@ -321,7 +331,7 @@ class Membership:
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_assign(partitions)
-        self._confirmed = time.monotonic()
+        self._confirmed = max(self._confirmed, time.monotonic())
         if not partitions:
             return
         consumer.pause(partitions)
@@ -385,6 +395,5 @@ class Membership:
             consumer.poll(POLL_S)
         except (KafkaException, RuntimeError) as failed:
             _log.info("leaving the group: %s", type(failed).__name__)
-        with self._guard:
-            self._consumer = None
-            consumer.close()
+        self._consumer = None
+        consumer.close()

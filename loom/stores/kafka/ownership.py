@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from loom.stores.kafka.membership import Membership, MembershipSettings
-from loom.stores.kafka.offsets import OffsetTracker
 from loom.stores.kafka.writer import PartitionWriter, StopReason, WriterState
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from loom.stores.kafka.deadline import Deadline
+    from loom.stores.kafka.offsets import OffsetTracker
 
 _log = logging.getLogger("loom.kafka.ownership")
 
@@ -174,9 +174,11 @@ class Ownership:
 
     def received(self, message: Message) -> None:
         """Hand a request to the intake."""
-        slot = self._slots.get(message.partition())
-        offset = message.offset()
-        if slot is None or slot.intake is None or offset is None or offset < slot.intake.offsets.start:
+        partition, offset = message.partition(), message.offset()
+        if partition is None or offset is None:
+            return
+        slot = self._slots.get(partition)
+        if slot is None or slot.intake is None or offset < slot.intake.offsets.start:
             return
         if slot.held_at is not None and offset > slot.held_at:
             return  # read again from there, in order

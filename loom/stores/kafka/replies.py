@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +13,7 @@ from loom.schemas.records import AppendReply, ReadReply
 from loom.stores.kafka.client import name_of, reader_config, store_error
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Mapping, Sequence
 
     from confluent_kafka import Message

@@ -233,9 +233,7 @@ class Requester:
     def _late(self, ask: _Ask) -> LoomError:
         if not ask.offsets and isinstance(ask.error, UnreachableError):
             return ask.error
-        return DeadlineExceededError(
-            f"{type(ask.op).__name__} on {ask.stream_id!r}", ask.deadline.budget_ms
-        )
+        return DeadlineExceededError(f"{type(ask.op).__name__} on {ask.stream_id!r}", ask.deadline.budget_ms)
 
     def _send(self, ask: _Ask) -> None:
         # Copies of a write are one request; each copy of a read is answered by itself, in parts of its own.

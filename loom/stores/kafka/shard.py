@@ -3,58 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from loom.stores.contracts import StreamInfo
-from loom.stores.rows import StreamRow
+from loom.stores.contracts import Observation
+from loom.stores.rows import observation_of
 
 if TYPE_CHECKING:
+    from loom.stores.contracts import StreamInfo
+    from loom.stores.index import StreamIndex
     from loom.stores.kafka.writer import PartitionWriter
-
-
-class ShardIndex(Protocol):
-    """What reading needs of the index, beside the writer's own ``read``. Thread-safe."""
-
-    def row(self, stream_id: str) -> StreamRow | None:
-        """Row of a stream; not to be changed."""
-        ...
-
-    def open_logs(self, after: str, limit: int) -> list[tuple[str, StreamRow]]:
-        """Logs without a terminal event, ordered by id, a page after ``after``."""
-        ...
-
-    def inbox_streams(self, chain_id: str) -> list[tuple[str, StreamRow]]:
-        """Inbox streams of a chain."""
-        ...
-
-    def snapshot(self, execution_id: str) -> bytes | None:
-        """Encoded snapshot kept for an execution."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One tenure's view of a partition. What is read counts only after the writer's ``decide`` (kafka.md, "Reading")."""
+    """One tenure's view of a partition. What is read counts only after the writer's ``decide`` (kafka.md, "Reading").
+
+    Every method raises ``StreamBrokenError`` for a stream that was stopped, and ``NotOwnerError`` once the writer ended.
+    """
 
     writer: PartitionWriter
-    index: ShardIndex
+    index: StreamIndex
 
     def read(self, stream_id: str, from_sequence: int, limit: int) -> list[bytes]:
-        """Encoded events; raises ``NotOwnerError`` unless serving, ``StreamBrokenError``."""
+        """Encoded events, in order."""
         return self.writer.read(stream_id, from_sequence, limit)
 
     def last(self, stream_id: str) -> list[bytes]:
         """The last encoded event, or nothing."""
-        row = self.index.row(stream_id)
-        if row is None or not row.exists:
+        info = self.index.info(stream_id)
+        if info is None:
             return []
-        return self.writer.read(stream_id, row.head if row.first <= row.head else 0, 1)
+        return self.writer.read(stream_id, info.head if info.first <= info.head else 0, 1)
 
     def info(self, stream_id: str) -> StreamInfo | None:
-        """Row of a stream as the contract shows it; None where nothing was ever appended, or it was deleted."""
-        row = self.index.row(stream_id)
-        return None if row is None or (not row.exists and row.fence == 0) else row.info(stream_id)
+        """What is known of a stream; None where it was never appended to, or is deleted."""
+        return self.index.info(stream_id)
+
+    def observe(self, stream_id: str) -> Observation:
+        """Head, fence and anchor; a deleted stream keeps its fence."""
+        info = self.index.info(stream_id)
+        if info is not None:
+            return Observation(info.head, info.fence, info.anchor)
+        return observation_of(self.index.row(stream_id))  # no events: the row is not changed under us
 
     def snapshot(self, execution_id: str) -> bytes | None:
         """Encoded snapshot, None where there is none."""
-        return self.index.snapshot(execution_id)
+        found = self.index.snapshot(execution_id)
+        return None if found is None else found[1]

@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
     from loom.schemas.envelope import Envelope
 
@@ -103,7 +103,7 @@ class LiveFeed:
 
 async def follow(
     queue: LiveQueue, read: Callable[[int, int], Awaitable[list[Envelope]]], from_sequence: int
-) -> AsyncIterator[Envelope]:
+) -> AsyncGenerator[Envelope, None]:
     """Yield events from ``from_sequence`` on: what ``read(from, limit)`` has, then what ``queue`` gets.
 
     ``queue`` must be fed from before the first call. Ends when the queue is closed.

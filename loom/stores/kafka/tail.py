@@ -6,7 +6,6 @@ would be missed once it commits.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import queue
@@ -20,6 +19,7 @@ from loom.stores.kafka.client import name_of, reader_config
 from loom.stores.kafka.reader import END_OF_PARTITION, Ends
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Mapping, Sequence
 
     from confluent_kafka import Message

@@ -173,6 +173,11 @@ def stream_info(info: StreamInfo) -> r.StreamInfoRecord:
     )
 
 
+def observed(stream_id: str, seen: Observation) -> r.StreamInfoRecord:
+    """Return the record of an observation: of the rest it tells nothing."""
+    return r.StreamInfoRecord(stream_id, seen.head, 1, seen.fence, seen.anchor)
+
+
 def info_of(record: r.StreamInfoRecord) -> StreamInfo:
     """Return what a reply tells of a stream."""
     return StreamInfo(

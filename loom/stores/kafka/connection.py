@@ -1,0 +1,197 @@
+"""What a store holds towards the brokers, opened and closed in order: each later part uses the earlier ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from loom.errors import ConfigError, TopicsError
+from loom.stores.kafka.client import store_error
+from loom.stores.kafka.deadline import Deadline
+from loom.stores.kafka.folder import FolderLock
+from loom.stores.kafka.owner import Owner, OwnerListener
+from loom.stores.kafka.requests import Requester
+from loom.stores.kafka.sender import BrokerClock, Sender
+from loom.stores.kafka.tail import TailReader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loom.ids import IdSource
+    from loom.schemas.codec import Codec
+    from loom.schemas.envelope import Envelope
+    from loom.stores.contracts import Clock
+    from loom.stores.kafka.settings import KafkaSettings
+    from loom.stores.kafka.shard import Shard
+    from loom.topics.catalogue import Catalogue
+
+_log = logging.getLogger("loom.kafka.store")
+
+
+class StoreListener(OwnerListener, Protocol):
+    """Who hears what happens, here and elsewhere."""
+
+    def followed(self, stream_id: str, envelopes: Sequence[Envelope]) -> None:
+        """Events of a followed stream, written by another process; called on the loop."""
+        ...
+
+
+class Connection:
+    """The clients of one store."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *,
+        owns: bool,
+        codec: Codec,
+        clock: Clock,
+        ids: IdSource,
+        listener: StoreListener,
+    ) -> None:
+        self._settings, self._owns, self._codec, self._clock = settings, owns, codec, clock
+        self._ids, self._listener = ids, listener
+        self._admin: AdminClient | None = None
+        self._sender: Sender | None = None
+        self._requester: Requester | None = None
+        self._folder: FolderLock | None = None
+        self._owner: Owner | None = None
+        self._tail: TailReader | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Open everything; what is open when it fails is closed by ``close``.
+
+        Raises:
+            UnreachableError, TopicsError, ConfigError: see ``KafkaEventStore.open``.
+        """
+        settings, deadline = self._settings, Deadline.after(self._settings.open_ms)
+        self._loop = loop
+        self._admin = AdminClient(
+            {
+                **settings.kafka,
+                "bootstrap.servers": settings.bootstrap,
+                "client.id": f"{settings.node}-admin",
+            },
+            logger=_log,
+        )
+        await asyncio.to_thread(check_topics, self._admin, settings.catalogue, settings.bootstrap, deadline)
+        broker_clock = BrokerClock(self._clock)
+        self._sender = Sender(
+            settings.bootstrap,
+            settings.kafka,
+            client_id=f"{settings.node}-sender",
+            broker_clock=broker_clock,
+            max_record_bytes=settings.max_record_bytes,
+        )
+        self._requester = Requester(
+            settings.bootstrap,
+            settings.kafka,
+            catalogue=settings.catalogue,
+            node=settings.node,
+            codec=self._codec,
+            sender=self._sender,
+            ids=self._ids,
+            max_request_bytes=settings.max_record_bytes,
+        )
+        await self._requester.start(deadline)
+        if self._owns:
+            self._open_owner(self._sender, broker_clock, loop)
+
+    def _open_owner(self, sender: Sender, broker_clock: BrokerClock, loop: asyncio.AbstractEventLoop) -> None:
+        settings = self._settings
+        if settings.data_dir is None:
+            raise ConfigError(
+                "data_dir", "a node that owns partitions needs a folder", "name one, outside any backup"
+            )
+        self._folder = FolderLock(settings.data_dir / settings.catalogue.prefix.strip(".") / settings.node)
+        self._owner = Owner(
+            settings,
+            folder=self._folder.path,
+            codec=self._codec,
+            clock=self._clock,
+            sender=sender,
+            broker_clock=broker_clock,
+            listener=self._listener,
+        )
+        self._owner.start(loop)
+
+    async def close(self) -> None:
+        """Finish what is in flight, leave the group, and end every thread, within ``close_ms``."""
+        deadline = Deadline.after(self._settings.close_ms)
+        ended = True
+        if self._owner is not None:
+            ended = await asyncio.to_thread(self._owner.stop, deadline)
+            self._owner.silence()
+        if self._tail is not None:
+            ended = await asyncio.to_thread(self._tail.close, deadline) and ended
+        if self._requester is not None:
+            ended = await self._requester.close(deadline) and ended
+        if self._sender is not None:
+            ended = await asyncio.to_thread(self._sender.close, deadline) and ended
+        if self._folder is not None:
+            self._folder.close()
+        if not ended:
+            _log.warning("the store was closed before all of its threads had ended")
+
+    @property
+    def requester(self) -> Requester:
+        """Who asks other owners."""
+        assert self._requester is not None
+        return self._requester
+
+    @property
+    def tail(self) -> TailReader:
+        """Who follows partitions of other owners; begun when first needed."""
+        if self._tail is None:
+            assert self._admin is not None
+            assert self._loop is not None
+            self._tail = TailReader(
+                self._settings.bootstrap,
+                self._settings.kafka,
+                client_id=f"{self._settings.node}-tail",
+                admin=self._admin,
+                codec=self._codec,
+                loop=self._loop,
+                deliver=self._listener.followed,
+            )
+        return self._tail
+
+    def shard(self, partition: int) -> Shard | None:
+        """The partition's shard where this process may write and read it now."""
+        return None if self._owner is None else self._owner.shard(partition)
+
+    def owned(self) -> frozenset[int]:
+        """Partitions whose writer serves in this process."""
+        return frozenset() if self._owner is None else self._owner.owned()
+
+    def mint_shard(self) -> int | None:
+        """See ``Owner.mint_shard``; None where nothing is owned."""
+        return None if self._owner is None else self._owner.mint_shard()
+
+
+def check_topics(admin: AdminClient, catalogue: Catalogue, bootstrap: str, deadline: Deadline) -> None:
+    """Check that every topic is there with the right number of partitions. Blocks.
+
+    Raises:
+        UnreachableError: the brokers do not answer in time. TopicsError: topics are missing or have another shape.
+    """
+    try:
+        found = admin.list_topics(timeout=deadline.left_s).topics
+    except KafkaException as failed:
+        raise store_error(failed, "list the topics", bootstrap) from failed
+    problems = []
+    for topic in catalogue.topics():
+        there = found.get(topic.name)
+        if there is None:
+            problems.append(f"topic {topic.name!r} is missing")
+        elif len(there.partitions) != topic.partitions:
+            problems.append(
+                f"topic {topic.name!r} has {len(there.partitions)} partitions, not {topic.partitions}"
+            )
+    if problems:
+        raise TopicsError(tuple(problems), "run `loom topics plan`, or correct topic_prefix or partitions")
