@@ -111,7 +111,9 @@ async def test_no_commit_passes_a_record_at_work_and_it_comes_again(bench):
 
     await app.start()
     try:
-        await until(lambda: bench.committed(app.conf.id, topic, 0) == 3, "the commit in front of the held record")
+        await until(
+            lambda: bench.committed(app.conf.id, topic, 0) == 3, "the commit in front of the held record"
+        )
         await until(lambda: app.consumer._n_acked == 5, "the records behind it")
         await app.consumer.commit()
         assert bench.committed(app.conf.id, topic, 0) == 3
@@ -137,7 +139,9 @@ async def test_tables_are_recovered_and_hold_committed_data_only(bench):
     def counting():
         app = _app(bench, topic_allow_declare=True)
         table = app.Table("counts", default=int, partitions=2, key_type=str, value_type=int)
-        channel = app.topic(topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
+        channel = app.topic(
+            topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw"
+        )
 
         @app.agent(channel, name="agent")
         async def agent(stream):
