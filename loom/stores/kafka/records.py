@@ -129,6 +129,8 @@ class Records:
             node = envelope.metadata.get("node")
             if isinstance(node, str):
                 headers.append(("node", node))
+        if "seal" in envelope.metadata:
+            headers.append(("sealed", "1"))
         if put.consumed:
             headers.append(("consumed", ",".join(f"{stream}/{at}" for stream, at in put.consumed)))
         stream_id = envelope.stream_id
