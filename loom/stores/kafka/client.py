@@ -169,6 +169,12 @@ def producer_config(
 
 FIRST_RECONNECT_MS: Final = 10
 """A client moves from the bootstrap address to the broker behind it by a second connection: not after 100 ms."""
+LOOKS: Final = 2
+"""Metadata requests after which a client knows the brokers, and is no more on its bootstrap connection.
+
+It gives that one up as soon as it knows them; what it had asked on it (its coordinator, an offset) is asked again only
+after 500 ms. So a client that shall be quick looks first.
+"""
 RECORD_OVERHEAD: Final = 4_096
 """Room for key, headers and framing of a record of the largest permitted value."""
 
@@ -191,7 +197,8 @@ def reader_config(
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "enable.partition.eof": True,
-        "auto.offset.reset": "error",
+        # offset 0 is below the start of a log whose head was deleted
+        "auto.offset.reset": "earliest",
         "allow.auto.create.topics": False,
         "socket.nagle.disable": True,
     }

@@ -299,7 +299,7 @@ class GroupCommit:
     def _settle(self, transaction: Transaction, notes: Mapping[str, SchemaNote]) -> None:
         takeover = self._takeover
         self._index.apply(transaction.staged.effects)
-        takeover.positions.update(transaction.new_positions())
+        takeover.wrote(transaction.ends)
         takeover.applied.update(transaction.offsets)
         takeover.marked = True
         takeover.notes.update(notes)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaException, Producer
 
-from loom.stores.kafka.client import ClientLog, Fault, classify, name_of
+from loom.stores.kafka.client import LOOKS, ClientLog, Fault, classify, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 MAX_LANES: Final = 2
 _LEAST_S: Final = 0.001
 _SLICE_S: Final = 0.5
-_LOOKS: Final = 2
 
 
 class LaneFault(Exception):  # noqa: N818 - what a lane tells its writer; never raised at a caller
@@ -59,9 +58,7 @@ class Lane:
         Raises:
             LaneFault: it cannot be done, or not before ``deadline`` (then the fault is REPEAT).
         """
-        for _ in range(_LOOKS):
-            # A client asks for its coordinator at once, over the bootstrap connection, which is given up as soon as the
-            # brokers are known; the answer is then lost, and asked for again after 500 ms. So know the brokers first.
+        for _ in range(LOOKS):
             with contextlib.suppress(KafkaException):
                 self._client.list_topics(self._topic, timeout=_SLICE_S)
         self._repeat(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from confluent_kafka import (
@@ -14,7 +15,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import OffsetSpec
 
-from loom.stores.kafka.client import reader_config, store_error
+from loom.stores.kafka.client import LOOKS, reader_config, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 BATCH: Final = 10_000
 """Messages taken from the client at once."""
 END_OF_PARTITION: Final[int] = KafkaError._PARTITION_EOF  # noqa: SLF001 - the client's name for it
-_POLL_S: Final = 0.1
+_POLL_S: Final = 0.01
+"""The client waits that long for a batch to fill, so the last one costs it."""
 _REQUEST_S: Final = 5.0
 _LASTING: Final = frozenset(
     {
@@ -88,10 +90,15 @@ class LogReader:
 
     def __init__(self, bootstrap: str, kafka: Mapping[str, Any], partition: int, client_id: str) -> None:
         self._partition, self._bootstrap = partition, bootstrap
+        self._warm = False
         self._consumer = Consumer(reader_config(bootstrap, kafka, client_id=client_id))
 
     def assign(self, starts: Mapping[str, int]) -> None:
         """Read these topics, each from its offset, and no others."""
+        for _ in range(LOOKS if not self._warm else 0):
+            with contextlib.suppress(KafkaException):
+                self._consumer.list_topics(next(iter(starts)), timeout=_REQUEST_S)
+        self._warm = True
         self._consumer.assign([TopicPartition(t, self._partition, at) for t, at in starts.items()])
 
     def take(self) -> list[Any]:

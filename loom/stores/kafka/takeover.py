@@ -14,8 +14,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING
-
 from loom.errors import DecodeError, IncompleteReadError, StreamBrokenError, TopicsError
 from loom.schemas.records import PARTITION_MARK_KEY, SCHEMA_NOTE_PREFIX, PartitionMark, SchemaNote, StreamMark
 from loom.stores.contracts import NO_EVENTS
@@ -74,6 +72,7 @@ class Takeover:
             catalogue.snapshots: self._snapshot,
         }
         self._marks: dict[str, Handler] = {catalogue.marks: self._mark}
+        self._written: set[str] = set()
         self.positions: dict[str, int] = {}
         self.applied: dict[str, int] = {}
         self.marked = False
@@ -110,6 +109,12 @@ class Takeover:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
+    def wrote(self, ends: Mapping[str, int]) -> None:
+        """The writer committed records up to these offsets: what follows each is the marker of that commit."""
+        for topic, offset in ends.items():
+            self.positions[topic] = offset + 1
+            self._written.add(topic)
+
     def read(self, deadline: Deadline, wait: Callable[[], None]) -> None:
         """Read every topic to the end captured now. ``wait`` is called again and again; it may raise to stop.
 
@@ -144,20 +149,22 @@ class Takeover:
         deadline: Deadline,
         wait: Callable[[], None],
     ) -> None:
-        for topic, end in ends.items():
-            if end == 0:
-                self.positions.setdefault(topic, 0)
-        behind = {topic: end for topic, end in ends.items() if self.positions.get(topic, -1) < end}
+        behind = {
+            topic: end
+            for topic, end in ends.items()
+            if self.positions.setdefault(topic, 0) + (topic in self._written) < end
+        }
         if not behind:
             return
-        reader.assign({topic: self.positions.get(topic, OFFSET_BEGINNING) for topic in behind})
+        reader.assign({topic: self.positions[topic] for topic in behind})
         while behind:
             wait()
             if deadline.passed:
                 topic, end = next(iter(behind.items()))
-                raise IncompleteReadError(topic, self._partition, self.positions.get(topic, 0), end)
+                raise IncompleteReadError(topic, self._partition, self.positions[topic], end)
             for topic, position in self._take(reader, handlers).items():
                 self.positions[topic] = position
+                self._written.discard(topic)
                 if topic in behind and position >= behind[topic]:
                     del behind[topic]
 

@@ -15,8 +15,6 @@ from loom.stores.kafka.records import ANY_PARTITION, TICK_KEY
 from loom.stores.ops import Accepted, Rejected
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from loom.stores.kafka.client import Fault
     from loom.stores.kafka.lanes import Lane
     from loom.stores.kafka.pending import Decider, Pending
@@ -182,7 +180,3 @@ class Transaction:
             for record in self.records
             if record.value is None and record.partition != ANY_PARTITION and record.key != TICK_KEY
         }
-
-    def new_positions(self) -> Mapping[str, int]:
-        """Per topic, the offset behind what was written."""
-        return {topic: offset + 1 for topic, offset in self.ends.items()}
