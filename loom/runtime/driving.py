@@ -309,10 +309,14 @@ class Driving:
         run = self.prepare(loaded, workflow)
         if run is None:
             return None
-        data: dict[str, Json] = {"reason": reason, "evidence": evidence}
-        for name, value in (("previousNode", _driver_of(loaded.history)), ("by", by), ("workflow", workflow)):
-            if value is not None:
-                data[name] = value
+        known: dict[str, Json] = {
+            "reason": reason,
+            "evidence": evidence,
+            "previousNode": _driver_of(loaded.history),
+            "by": by,
+            "workflow": workflow,
+        }
+        data = {name: value for name, value in known.items() if value is not None}
         event = NewEvent(engine.event_id(), Kind.EXECUTION_RECOVERED, data, facts.stamp(by))
         append = StreamAppend(run.id, (event,), observation=seen)
         try:

@@ -20,7 +20,8 @@ from loom.kernel.machine import DecisionSources
 from loom.runtime.alarms import Alarms
 from loom.runtime.backoff import Backoff
 from loom.runtime.journal import patiently
-from loom.runtime.waiters import Ending, Waiters
+from loom.runtime.run import Phase
+from loom.runtime.waiters import MOVED, Ending, Waiters
 from loom.schemas.envelope import EVENT_SCHEMA, Envelope, Json, Kind
 from loom.stores.contracts import OwningEventStore, WakeRow
 from loom.topics.partitioner import mint, partition_of
@@ -115,6 +116,10 @@ class Engine:
         """Whether this process writes the chain's shard now, and hears what becomes durable in it."""
         owning = self.owning
         return self.drives and owning is not None and owning.shard_of(chain_id) in owning.owned()
+
+    def hears(self, execution_id: str) -> bool:
+        """Whether this process is told of the execution's end."""
+        return execution_id in self.runs or self.owns(execution_id)
 
     def inbox_heads(self, chain_id: str) -> dict[str, int]:
         """Heads of the chain's inbox streams, where this process owns its shard."""
@@ -248,6 +253,8 @@ class Engine:
             self.parked_runs.pop(run.id, None)
             if self.chains.get(run.chain_id) is run:
                 del self.chains[run.chain_id]
+            if run.phase is Phase.STOPPED and not self.owns(run.chain_id):
+                self.waiters.ended(run.id, MOVED)
 
     def unparked(self, run: Run) -> None:
         """A parked run goes on; rows of its answered waits are retired once that is durable."""

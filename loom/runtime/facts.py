@@ -1,7 +1,6 @@
-"""How facts are written: the data of events that start, end and connect executions, and the requests that leave with
-them for other chains (docs/architecture.md; clauses.md, point 10).
+"""How facts are written that start, end and connect executions (docs/architecture.md).
 
-A request has a deterministic id, so whatever is repeated after a crash is applied once by its receiver.
+With some of them a request leaves for another chain, in the same transaction (clauses.md, point 10). A request has a deterministic id, so whatever is repeated after a crash is applied once by its receiver.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from loom.errors import (
     DeadlineExceededError,
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from loom.runtime.engine import Engine
 
 R = TypeVar("R")
-
-RECHECK_S = 2.0
-"""How long an owner that heard nothing waits before it looks into the log: it may have lost the shard meanwhile."""
 
 
 class Handle(Generic[R]):
@@ -56,14 +53,16 @@ class Handle(Generic[R]):
             DeadlineExceededError: it has not ended in time. ExecutionNotFoundError: there is no such execution.
             FlowDivergedError, SealedPayloadUnreadableError: this node drives it and cannot go on.
         """
-        if self._result is None:
+        if self._result is None and timeout is None:
+            self._result = await self._ending()
+        elif self._result is None and timeout is not None:
             try:
                 async with asyncio.timeout(timeout):
                     self._result = await self._ending()
             except TimeoutError:
-                raise DeadlineExceededError(
-                    f"the end of execution {self.execution_id!r}", round((timeout or 0) * 1000)
-                ) from None
+                what = f"the end of execution {self.execution_id!r}"
+                raise DeadlineExceededError(what, round(timeout * 1000)) from None
+        assert self._result is not None
         return self._open(self._result)
 
     async def status(self) -> str:
@@ -83,8 +82,8 @@ class Handle(Generic[R]):
         data = ending.data
         if ending.kind == Kind.EXECUTION_COMPLETED:
             output = data.get("output")
-            result: R = self._flow.load_output(output) if self._flow is not None else output
-            return result
+            result: Any = self._flow.load_output(output) if self._flow is not None else output
+            return cast("R", result)
         if ending.kind == Kind.EXECUTION_FAILED:
             error: Any = data.get("error") or {}
             raise FlowFailedError(self.execution_id, str(error.get("type")), str(error.get("message")))
@@ -101,22 +100,18 @@ class Handle(Generic[R]):
     async def _ending_of(self, execution_id: str, future: asyncio.Future[Ending] | None) -> Ending:
         engine = self._engine
         while True:
-            if future is not None and future.done() and not future.cancelled():
-                return future.result()
-            hears = execution_id in engine.runs or engine.owns(execution_id)
-            if future is None or future.done():
+            if future is None:
                 # Whoever asks later than the end finds it in the log; whoever asks earlier is told.
                 future = engine.waiters.of(execution_id)
                 ended = await self._recorded(execution_id)
                 if ended is not None:
                     return ended
-            if not hears:
+            if not future.done() and not engine.hears(execution_id):
                 return await self._followed(execution_id)
-            done, _ = await asyncio.wait((future,), timeout=RECHECK_S)
-            if not done:
-                ended = await self._recorded(execution_id)
-                if ended is not None:
-                    return ended
+            ending = await asyncio.shield(future)
+            if not ending.moved:
+                return ending
+            future = None
 
     async def _recorded(self, execution_id: str) -> Ending | None:
         events = self._engine.events

@@ -49,11 +49,19 @@ class JournalHost(Protocol):
     """What a journal needs of its runtime."""
 
     @property
-    def events(self) -> EventStore: ...
+    def events(self) -> EventStore:
+        """Where to append."""
+        ...
+
     @property
-    def signals(self) -> Signals: ...
+    def signals(self) -> Signals:
+        """Whom to tell of trouble."""
+        ...
+
     @property
-    def patience_ms(self) -> int: ...
+    def patience_ms(self) -> int:
+        """How long to repeat what does not succeed."""
+        ...
 
     def now(self) -> int:
         """Milliseconds since the epoch."""
@@ -87,7 +95,6 @@ class Journal:
         "_on_failed",
         "_on_settled",
         "_pushed",
-        "_scheduled",
         "_settled",
         "_told",
         "_waiting",
@@ -124,7 +131,6 @@ class Journal:
         self._pushed = 0
         self._settled = 0
         self._flight: asyncio.Task[None] | None = None
-        self._scheduled = False
 
     @property
     def behind(self) -> int:
@@ -151,7 +157,7 @@ class Journal:
         companions: tuple[StreamAppend, ...] = (),
         weight: int = 0,
     ) -> Envelope:
-        """Give an event its place and let it travel; return it as it will stand.
+        """Give an event its place; return it as it will stand.
 
         ``companions`` are appends to other streams of the shard that happen together with it, or not at all.
         ``weight`` is the size of its data in bytes where it may be large.
@@ -160,9 +166,6 @@ class Journal:
         self._pushed += 1
         event = NewEvent(self._host.event_id(), kind, data, metadata)
         self._buffer.append(_Entry(event, outgoing, consumed, companions, weight))
-        if self._flight is None and not self._scheduled and self.failed is None:
-            self._scheduled = True
-            self._loop.call_soon(self._flush)
         return Envelope(event.id, self.stream_id, self.tail, kind, self._host.now(), data, metadata)
 
     def when_durable(self, callback: Callable[[], None]) -> None:
@@ -186,6 +189,9 @@ class Journal:
         """Append nothing more; what was not durable yet is dropped (clauses.md, point 13)."""
         if self.failed is None:
             self.failed = error
+        if self._flight is not None:
+            self._flight.cancel()  # what it had sent is settled by the fence, not by repeating it
+            self._flight = None
         self._buffer.clear()
         self._waiting.clear()
         told, self._told = self._told, []
@@ -217,10 +223,13 @@ class Journal:
         except StoreError as error:
             self._fail(error)
             return None
-        if self.failed is not None:
+        if self._is_latched():
             return None
         self.head = self.tail = appended.head
         return Envelope(event.id, self.stream_id, self.head, kind, appended.timestamp, data, metadata)
+
+    def _is_latched(self) -> bool:
+        return self.failed is not None
 
     def _fail(self, error: BaseException) -> None:
         if self.failed is None:
@@ -232,10 +241,10 @@ class Journal:
         self.failed = None
         self.head = head
         self.tail = head + len(self._buffer)
-        self._flush()
+        self.flush()
 
-    def _flush(self) -> None:
-        self._scheduled = False
+    def flush(self) -> None:
+        """Let what was given out travel, behind what is on its way; the run calls it when it comes to rest."""
         if self._flight is not None or self.failed is not None or not self._buffer:
             return
         self._flight = self._loop.create_task(self._travel(self._next_batch()))
@@ -278,7 +287,7 @@ class Journal:
         self.head = appended[0].head
         self.companions = appended[1:]
         self._settled += len(batch)
-        self._flush()
+        self.flush()
         while self._waiting and self._waiting[0][0] <= self._settled:
             self._waiting.popleft()[1]()
         if self._told:
@@ -319,9 +328,12 @@ async def append_patiently(host: JournalHost, appends: Sequence[StreamAppend], a
         PayloadTooLargeError: no transaction can take it. PublishRefusedError: a topic of the estate does not.
         StoreError: the last trouble, once ``patience_ms`` has passed.
     """
-    if len(appends) == 1:
-        return [await patiently(host, lambda: host.events.append(appends[0]), about)]
-    return await patiently(host, lambda: host.events.append_many(appends), about)
+    try:
+        if len(appends) == 1:
+            return [await host.events.append(appends[0])]
+        return await host.events.append_many(appends)
+    except StoreError as error:
+        return await _again(host, lambda: host.events.append_many(appends), about, error)
 
 
 async def patiently(host: JournalHost, call: Callable[[], Awaitable[T]], about: str) -> T:
@@ -333,9 +345,13 @@ async def patiently(host: JournalHost, call: Callable[[], Awaitable[T]], about: 
     try:
         return await call()
     except StoreError as error:
-        if not worth_repeating(error):
-            raise
-        host.signals.repeated_storage_error(error, about)
+        return await _again(host, call, about, error)
+
+
+async def _again(host: JournalHost, call: Callable[[], Awaitable[T]], about: str, first: StoreError) -> T:
+    if not worth_repeating(first):
+        raise first
+    host.signals.repeated_storage_error(first, about)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + host.patience_ms / 1000
     delay_s = FIRST_DELAY_S

@@ -74,6 +74,9 @@ class Recovery:
         for run in list(engine.runs.values()):
             if run.evictable() and owning.shard_of(run.chain_id) == shard:
                 engine.drop(run)
+        engine.waiters.moved(
+            lambda execution_id: owning.shard_of(execution_id) == shard and execution_id not in engine.runs
+        )
         for execution_id in [i for i in self._unsettled if owning.shard_of(i) == shard]:
             del self._unsettled[execution_id]
 

@@ -61,7 +61,8 @@ class Phase(Enum):
 class Run:
     """Drives one execution on this node, under its fence.
 
-    All methods are called on the runtime's loop. ``phase`` is PARKED from the moment the park is in the journal.
+    All methods are called on the runtime's loop. ``phase`` is PARKED from the moment the park is in the journal;
+    ``active`` says whether the flow may still go on here.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Run:
         self.steps = Steps(self)
         self.feeds = Feeds(self)
         self.phase = Phase.RUNNING
+        self.active = True
         self.pending: dict[str, Command] = {}
         self.rows: set[int] = set()
         self._state = state
@@ -141,11 +143,6 @@ class Run:
                 fold(self._state, envelope)
             self._unfolded.clear()
         return self._state
-
-    @property
-    def active(self) -> bool:
-        """Whether the flow may still go on here."""
-        return self.phase in {Phase.RUNNING, Phase.PARKED}
 
     def may_act(self) -> bool:
         """Whether an effect may start: nothing is known to have failed, and this node's evidence of life stands."""
@@ -230,6 +227,7 @@ class Run:
             self.engine.broken(self, error)
         finally:
             self._pumping = False
+            self.journal.flush()
 
     def _execute(self, commands: list[Command]) -> None:
         for command in commands:
@@ -482,12 +480,14 @@ class Run:
     def over(self) -> None:
         """The end is in the journal: nothing more enters."""
         self.phase = Phase.OVER
+        self.active = False
         self.quiet()
 
     def stop(self, error: BaseException | None = None) -> None:
         """Stop here and now: no effect starts, nothing is appended. What ran is given up."""
         if self.phase is not Phase.STOPPED:
             self.phase = Phase.STOPPED
+            self.active = False
             self.journal.latch(error or asyncio.CancelledError())
             self.quiet()
 

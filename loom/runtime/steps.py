@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +26,8 @@ from loom.runtime.sizes import json_size
 from loom.schemas.envelope import Json, Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from loom.kernel.commands import RunStep
     from loom.kernel.retry import RetryPolicy
     from loom.runtime.alarms import Alarm
@@ -113,7 +114,7 @@ class Steps:
             attempt.alarm = run.engine.alarms.at(step.not_before, partial(self._launch, site_id))
             return
         try:
-            if inspect.iscoroutinefunction(step.fn):
+            if _is_async(step.fn):
                 task: asyncio.Future[Any] = run.loop.create_task(step.fn(*step.args, **step.kwargs))
             else:
                 task = run.loop.create_task(run.engine.call_in_thread(step.fn, step.args, step.kwargs))
@@ -157,12 +158,13 @@ class Steps:
         what = f"result of step {step.name!r}"
         try:
             output = dump_json(result, what)
-            weight = json_size(output)
-            limit = self._run.engine.config.max_payload_bytes
-            if weight > limit:
-                raise InvalidInputError(what, f"{weight} bytes exceed {limit}", "return a reference instead")
         except InvalidInputError as error:
             self._failed(attempt, error)
+            return
+        weight, limit = json_size(output), self._run.engine.config.max_payload_bytes
+        if weight > limit:
+            problem = f"{weight} bytes exceed {limit}"
+            self._failed(attempt, InvalidInputError(what, problem, "return a reference instead"))
             return
         self._settled(attempt)
         self._run.enter(
@@ -199,6 +201,11 @@ class Steps:
         del self._attempts[attempt.step.site_id]
 
 
+def _is_async(fn: Callable[..., Any]) -> bool:
+    code = getattr(fn, "__code__", None)
+    return bool(code.co_flags & inspect.CO_COROUTINE) if code is not None else inspect.iscoroutinefunction(fn)
+
+
 def is_final(retry: RetryPolicy, attempt: int, error: BaseException) -> bool:
     """Whether a failed attempt was the last."""
     if attempt >= retry.attempts or isinstance(error, (*HOPELESS, InvalidInputError)):
@@ -216,6 +223,3 @@ def describe_error(error: BaseException) -> dict[str, Json]:
         "type": type(error).__name__,
         "message": text[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode(),
     }
-
-
-Effect = Callable[..., Any]

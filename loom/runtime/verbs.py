@@ -26,7 +26,7 @@ from loom.kernel.inbox import find_gate, load_waits
 from loom.kernel.values import dump_json
 from loom.runtime import endings, facts
 from loom.runtime.handle import Handle, status_of
-from loom.runtime.journal import JournalLatched
+from loom.runtime.journal import JournalLatched, append_patiently
 from loom.runtime.sizes import json_size
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, StreamAppend
@@ -149,7 +149,7 @@ class Verbs:
         future = engine.waiters.of(execution_id)
         append = StreamAppend(execution_id, (event,), expected_head=NO_EVENTS, fence=facts.FIRST_FENCE)
         try:
-            done = await engine.patiently(lambda: engine.events.append(append), execution_id)
+            done = (await append_patiently(engine, (append,), execution_id))[0]
         except WrongHeadError:
             raise ExecutionAlreadyExistsError(execution_id) from None
         if drives:

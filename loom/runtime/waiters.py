@@ -4,42 +4,56 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Final
+from weakref import ref
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from loom.errors import LoomError
     from loom.schemas.envelope import Json
 
+SWEEP_AT_LEAST: Final = 4_096
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an execution ended: type and data of its last event, or why this node will not see it (``error``)."""
+    """How an execution ended: type and data of its last event, or why this node will not see it.
+
+    ``error`` says that this node cannot drive it; ``moved`` that another process hears of it from now on.
+    """
 
     kind: str
     data: Mapping[str, Json]
     error: LoomError | None = None
+    moved: bool = False
+
+
+MOVED: Final = Ending("", {}, moved=True)
 
 
 class Waiters:
-    """A future per execution that somebody waits for; it goes when they go."""
+    """A future per execution that somebody holds; forgotten soon after nobody does."""
 
     def __init__(self) -> None:
-        self._futures: WeakValueDictionary[str, asyncio.Future[Ending]] = WeakValueDictionary()
+        self._refs: dict[str, ref[asyncio.Future[Ending]]] = {}
+        self._sweep_at = SWEEP_AT_LEAST
 
     def of(self, execution_id: str) -> asyncio.Future[Ending]:
         """The future of an execution's end, as far as this process hears of it."""
-        future = self._futures.get(execution_id)
+        known = self._refs.get(execution_id)
+        future = None if known is None else known()
         if future is None or future.done():
             future = asyncio.get_running_loop().create_future()
-            self._futures[execution_id] = future
+            self._refs[execution_id] = ref(future)
+            if len(self._refs) > self._sweep_at:
+                self._sweep()
         return future
 
     def ended(self, execution_id: str, ending: Ending) -> None:
         """It has ended."""
-        future = self._futures.pop(execution_id, None)
+        known = self._refs.pop(execution_id, None)
+        future = None if known is None else known()
         if future is not None and not future.done():
             future.set_result(ending)
 
@@ -47,8 +61,23 @@ class Waiters:
         """This node cannot drive it to its end."""
         self.ended(execution_id, Ending("", {}, error))
 
+    def moved(self, concerns: Callable[[str], bool]) -> None:
+        """This process no longer hears of these executions."""
+        for execution_id in [i for i in self._refs if concerns(i)]:
+            self.ended(execution_id, MOVED)
+
     def close(self) -> None:
         """Nobody is told anything any more."""
-        for future in list(self._futures.values()):
-            future.cancel()
-        self._futures.clear()
+        refs, self._refs = self._refs, {}
+        for known in refs.values():
+            future = known()
+            if future is not None:
+                future.cancel()
+
+    def _sweep(self) -> None:
+        self._refs = {
+            i: known
+            for i, known in self._refs.items()
+            if (future := known()) is not None and not future.done()
+        }
+        self._sweep_at = max(SWEEP_AT_LEAST, 2 * len(self._refs))
