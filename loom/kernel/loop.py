@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from loom.errors import FlowStuckError, NotDeterministicError
 from loom.kernel.refusals import RefusingLoop
-from loom.kernel.tasks import FlowFuture, FlowHandle, FlowTask, FlowTimer, Scope, started_by_as_completed
+from loom.kernel.tasks import (
+    AS_COMPLETED,
+    WAIT_FOR,
+    FlowFuture,
+    FlowHandle,
+    FlowTask,
+    FlowTimer,
+    Scope,
+    started_by,
+)
 
 if TYPE_CHECKING:
     import contextvars
@@ -233,10 +242,13 @@ class FlowLoop(RefusingLoop):
         if self._closed:
             coro.close()
             raise RuntimeError("the run of this flow is over")
-        if started_by_as_completed():
+        by = started_by()
+        if by == AS_COMPLETED:
             coro.close()
             raise NotDeterministicError("asyncio.as_completed over coroutines (give it tasks)")
-        task = self._new_task(coro, Scope(self.scope.next_child()), context)
+        # Who waits in wait_for asks for nothing meanwhile, so the task inside may count in its scope.
+        scope = self.scope if by == WAIT_FOR else Scope(self.scope.next_child())
+        task = self._new_task(coro, scope, context)
         if name is not None:
             task.set_name(name)
         return task

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import sys
 from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import NotDeterministicError
 
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
     from loom.kernel.loop import FlowLoop
 
-_AS_COMPLETED_DEPTH = 4
+AS_COMPLETED: Final = "as_completed"
+WAIT_FOR: Final = "wait_for"
+
+_ENSURE_FUTURE: Final = frozenset({"_ensure_future", "ensure_future"})
+_MAX_FRAMES: Final = 4
 
 
 class Scope:
@@ -140,19 +144,23 @@ def _is_foreign(error: RuntimeError) -> bool:
     return text.startswith("Task ") and ("attached to a different loop" in text or "got bad yield" in text)
 
 
-def started_by_as_completed() -> bool:
-    """Whether the caller's caller is ``asyncio.as_completed``, which goes through a set of coroutines.
+def started_by() -> str:
+    """Which function of asyncio asks the caller for a task around a coroutine, of those that matter to us, else "".
 
-    Coroutines hash by address: their tasks would start, and be numbered, in an order of chance.
+    ``as_completed`` goes through a set of coroutines, which hash by address: their tasks would start, and be numbered,
+    in an order of chance. ``wait_for`` makes a task in Python 3.11 and none from 3.12 on: it must number alike.
     """
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - who called create_task is all there is to see
-    if frame is None or frame.f_code.co_name not in {"_ensure_future", "ensure_future"}:
-        return False
-    for _ in range(_AS_COMPLETED_DEPTH):
+    if frame is None or frame.f_code.co_name not in _ENSURE_FUTURE:
+        return ""
+    for _ in range(_MAX_FRAMES):
         frame = frame.f_back
         if frame is None:
-            return False
-        name = frame.f_code.co_qualname.replace("_", "").lower()
-        if "ascompleted" in name and frame.f_globals.get("__name__") == "asyncio.tasks":
-            return True
-    return False
+            break
+        if frame.f_globals.get("__name__") == "asyncio.tasks":
+            name = frame.f_code.co_qualname
+            if name == WAIT_FOR:
+                return WAIT_FOR
+            if AS_COMPLETED.replace("_", "") in name.replace("_", "").lower():
+                return AS_COMPLETED
+    return ""

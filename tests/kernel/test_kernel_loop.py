@@ -369,3 +369,43 @@ def test_nested_machines_do_not_mix():
         return [end.output, asyncio.current_task().get_name()]
 
     assert outcome(body) == ["inner", "0"]
+
+
+def test_wait_for_numbers_alike_in_every_python():
+    """3.11 runs what is waited for in a task of its own, later versions do not."""
+
+    async def waits(ctx):
+        async def inner():
+            await ctx.run(work, 1)
+            await asyncio.gather(ctx.run(work, 2), ctx.run(work, 3))
+
+        await asyncio.wait_for(inner(), 5)
+        await ctx.run(work, 4)
+
+    d = Driver(flow("waits")(waits))
+    seen = []
+    while d.end is None:
+        site = next(s for s, c in d.pending.items() if not isinstance(c, Wait))
+        seen.append(site)
+        d.answer(site)
+    assert seen == ["0:1", "0.0:0", "0.1:0", "0:2"]
+
+
+def test_a_context_in_a_step_on_another_thread_is_refused():
+    from concurrent.futures import ThreadPoolExecutor
+
+    refused = []
+
+    async def body(ctx):
+        with ThreadPoolExecutor(1) as pool:  # what a careless flow might do
+            refused.append(pool.submit(lambda: type(_error(ctx.now)).__name__).result())
+        return 1
+
+    def _error(call):
+        try:
+            call()
+        except NotDeterministicError as error:
+            return error
+
+    outcome(body)
+    assert refused == ["NotDeterministicError"]
