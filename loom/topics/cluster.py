@@ -22,7 +22,7 @@ from confluent_kafka.admin import (
 from loom.errors import BrokerError, ConfigError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from concurrent.futures import Future
 
     from loom.topics.catalogue import Topic
@@ -47,6 +47,17 @@ _UNREACHABLE: Final = frozenset(
 )
 
 
+_NOT_YET: Final = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+"""What a broker says of a topic that the controller made a moment ago."""
+
+
 @dataclass(frozen=True, slots=True)
 class TopicState:
     """A topic as it is. ``replicas`` is that of the partition with the fewest; ``settings`` are the effective values."""
@@ -59,6 +70,10 @@ class TopicState:
 
 class ExistsError(Exception):
     """A topic, or its partitions, had been made by someone else meanwhile."""
+
+
+class _NotYetError(BrokerError):
+    """A question that may be asked again."""
 
 
 class Cluster:
@@ -104,6 +119,9 @@ class Cluster:
         Raises:
             UnreachableError: no answer. BrokerError: another refusal, say for lack of a permission.
         """
+        return self._ask(lambda: self._describe(names))
+
+    def _describe(self, names: Collection[str]) -> dict[str, TopicState]:
         known = self._metadata().topics
         found = {name: known[name].partitions for name in names if name in known and not known[name].error}
         if not found:
@@ -130,6 +148,9 @@ class Cluster:
         Raises:
             UnreachableError: no answer. BrokerError: another refusal.
         """
+        return self._ask(lambda: self._written(states))
+
+    def _written(self, states: Collection[TopicState]) -> frozenset[str]:
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         wanted = {TopicPartition(s.name, p): latest for s in states for p in range(s.partitions)}
         if not wanted:
@@ -191,16 +212,34 @@ class Cluster:
         Raises:
             UnreachableError: they do not within the timeout.
         """
+
+        def is_served() -> bool:
+            topics = self._metadata().topics
+            return all(_is_served(topics.get(name), count) for name, count in partitions.items())
+
+        self.wait_until(is_served, "topics get no leader")
+
+    def wait_until(self, condition: Callable[[], bool], otherwise: str) -> None:
+        """Ask again until ``condition`` holds: what a controller has decided, a broker knows a moment later.
+
+        Raises:
+            UnreachableError: it does not hold within the timeout; ``otherwise`` says so.
+        """
+        until = time.monotonic() + self._timeout_s
+        while not condition():
+            if time.monotonic() >= until:
+                raise UnreachableError("Kafka", self.bootstrap, "bootstrap", otherwise)
+            time.sleep(_POLL_S)
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """Ask again, within the timeout, while a broker has not yet heard of a topic or its leader."""
         until = time.monotonic() + self._timeout_s
         while True:
-            topics = self._metadata().topics
-            late = [name for name, count in partitions.items() if not _is_served(topics.get(name), count)]
-            if not late:
-                return
-            if time.monotonic() >= until:
-                raise UnreachableError(
-                    "Kafka", self.bootstrap, "bootstrap", f"topic {late[0]} gets no leader"
-                )
+            try:
+                return question()
+            except _NotYetError as error:
+                if time.monotonic() >= until:
+                    raise BrokerError(error.doing, error.code) from None
             time.sleep(_POLL_S)
 
     def _metadata(self) -> Any:
@@ -223,7 +262,7 @@ class Cluster:
             return ExistsError(error.name())
         if error.code() in _UNREACHABLE:
             return UnreachableError("Kafka", self.bootstrap, "bootstrap", error.name())
-        return BrokerError(doing, error.name())
+        return (_NotYetError if error.code() in _NOT_YET else BrokerError)(doing, error.name())
 
 
 def _is_served(topic: Any, partitions: int) -> bool:

@@ -72,7 +72,8 @@ class RegisterSchema:
         return f"register {self.record} for subject {self.subject}"
 
 
-Change = CreateTopic | AddPartitions | ChangeSetting | SetCompatibility | RegisterSchema
+OnTopic = CreateTopic | AddPartitions | ChangeSetting
+Change = OnTopic | SetCompatibility | RegisterSchema
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from loom.topics.plan import (
     Change,
     ChangeSetting,
     CreateTopic,
+    OnTopic,
     Plan,
     Refusal,
     RegisterSchema,
@@ -50,9 +51,10 @@ def plan(cluster: Cluster, catalogue: Catalogue, registry: SchemaRegistry | None
     Raises:
         UnreachableError: brokers or registry do not answer. BrokerError, RegistryError: they refuse to tell.
     """
-    sized = catalogue.sized_for(cluster.brokers())
+    states = cluster.describe([topic.name for topic in catalogue.topics()])
+    # A broker that is down for a moment is no reason to ask for fewer replicas than there are.
+    sized = catalogue.sized_for(max([cluster.brokers(), *(state.replicas for state in states.values())]))
     topics = sized.topics()
-    states = cluster.describe([topic.name for topic in topics])
     mismatch = any(state.partitions != sized.partitions for state in states.values())
     may_grow = mismatch and not cluster.written(states.values())
     changes: list[Change] = []
@@ -100,10 +102,31 @@ def apply(
     for change in wanted.changes:
         _make(cluster, change, registry)
         done(change)
-    made = {c.topic.name: c.topic.partitions for c in wanted.changes if isinstance(c, CreateTopic)}
-    grown = {c.name: c.want for c in wanted.changes if isinstance(c, AddPartitions)}
-    if made or grown:
-        cluster.wait_for({**made, **grown})
+    cluster.wait_until(lambda: _has_arrived(cluster, wanted), "what was applied is not seen yet")
+    cluster.wait_for({c.topic.name: c.topic.partitions for c in wanted.changes if isinstance(c, CreateTopic)})
+
+
+def _has_arrived(cluster: Cluster, wanted: Plan) -> bool:
+    """Whether a client that asks now is told of every change."""
+    names = {
+        c.topic.name if isinstance(c, CreateTopic) else c.name
+        for c in wanted.changes
+        if isinstance(c, OnTopic)
+    }
+    states = cluster.describe(names)
+    return names == states.keys() and all(_is_made(change, states) for change in wanted.changes)
+
+
+def _is_made(change: Change, states: dict[str, TopicState]) -> bool:
+    match change:
+        case CreateTopic(topic):
+            return states[topic.name].partitions == topic.partitions
+        case AddPartitions(name, _, want):
+            return states[name].partitions == want
+        case ChangeSetting(name, setting, _, want):
+            return states[name].settings.get(setting) == want
+        case _:
+            return True
 
 
 def check(cluster: Cluster, catalogue: Catalogue) -> tuple[str, ...]:
@@ -190,6 +213,7 @@ def _make(cluster: Cluster, change: Change, registry: SchemaRegistry | None) -> 
             try:
                 cluster.grow(name, want)
             except ExistsError:
+                cluster.wait_for({name: 1})
                 state = cluster.describe([name]).get(name)
                 if state is None or state.partitions != want:
                     raise _meanwhile(name) from None
@@ -204,6 +228,7 @@ def _make(cluster: Cluster, change: Change, registry: SchemaRegistry | None) -> 
 
 
 def _accept(cluster: Cluster, topic: Topic) -> None:
+    cluster.wait_for({topic.name: 1})
     state = cluster.describe([topic.name]).get(topic.name)
     if state is None or state.partitions != topic.partitions or any(_settings(topic, state)):
         raise _meanwhile(topic.name)

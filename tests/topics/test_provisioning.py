@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
 from loom.errors import BrokerError, ConfigError, TopicsError, UnreachableError
 from loom.topics import provisioning
 from loom.topics.catalogue import Catalogue
-from loom.topics.cluster import Cluster
+from loom.topics.cluster import Cluster, TopicState
 from loom.topics.plan import AddPartitions, ChangeSetting, CreateTopic
 
 
@@ -43,17 +43,34 @@ def applied(cluster, catalogue):
     return catalogue
 
 
-def make(admin, name, partitions, **settings):
-    admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(10)
+@pytest.fixture
+def make(admin, cluster):
+    """Create a topic as somebody else would, and wait until everybody is told of it."""
+
+    def make_topic(name, partitions):
+        admin.create_topics([NewTopic(name, partitions, 1)])[name].result(10)
+        cluster.wait_for({name: partitions})
+
+    return make_topic
 
 
-def set_topic(admin, name, **settings):
-    entries = [
-        ConfigEntry(k.replace("_", "."), v, incremental_operation=AlterConfigOpType.SET)
-        for k, v in settings.items()
-    ]
-    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
-    admin.incremental_alter_configs([resource])[resource].result(10)
+@pytest.fixture
+def set_topic(admin, cluster):
+    """Change settings as somebody else would, and wait until everybody is told of them."""
+
+    def set_settings(name, **settings):
+        wanted = {setting.replace("_", "."): value for setting, value in settings.items()}
+        set_op = AlterConfigOpType.SET
+        entries = [
+            ConfigEntry(setting, value, incremental_operation=set_op) for setting, value in wanted.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+        admin.incremental_alter_configs([resource])[resource].result(10)
+        cluster.wait_until(
+            lambda: wanted.items() <= settings_of(admin, name).items(), "settings did not arrive"
+        )
+
+    return set_settings
 
 
 def settings_of(admin, name):
@@ -84,10 +101,10 @@ def test_applying_the_same_plan_again_changes_nothing(cluster, applied, catalogu
     assert cluster.describe([t.name for t in catalogue.topics()]) == before
 
 
-def test_drift_is_named_setting_by_setting_and_only_that_is_mended(cluster, applied, admin):
+def test_drift_is_named_setting_by_setting_and_only_that_is_mended(cluster, applied, admin, set_topic):
     executions, replies = applied.executions, applied.replies
-    set_topic(admin, executions, cleanup_policy="delete", segment_bytes="1048576", flush_messages="7")
-    set_topic(admin, replies, retention_ms="1000")
+    set_topic(executions, cleanup_policy="delete", segment_bytes="1048576", flush_messages="7")
+    set_topic(replies, retention_ms="1000")
     wanted = provisioning.plan(cluster, applied)
     assert wanted.changes == (
         ChangeSetting(executions, "cleanup.policy", "delete", "compact"),
@@ -104,20 +121,20 @@ def test_drift_is_named_setting_by_setting_and_only_that_is_mended(cluster, appl
     assert provisioning.plan(cluster, applied).is_empty
 
 
-def test_check_refuses_vital_drift_and_lives_with_the_rest(cluster, applied, admin):
-    set_topic(admin, applied.replies, retention_ms="1000")
+def test_check_refuses_vital_drift_and_lives_with_the_rest(cluster, applied, set_topic):
+    set_topic(applied.replies, retention_ms="1000")
     assert provisioning.check(cluster, applied) == (
         f"set retention.ms of topic {applied.replies} to 3600000 (it is 1000)",
     )
-    set_topic(admin, applied.inbox, cleanup_policy="delete")
+    set_topic(applied.inbox, cleanup_policy="delete")
     with pytest.raises(
         TopicsError, match=f"{applied.inbox}: cleanup.policy is delete, not compact; run `loom topics apply`"
     ):
         provisioning.check(cluster, applied)
 
 
-def test_missing_topics_are_all_named(cluster, catalogue, admin):
-    make(admin, catalogue.executions, 3)
+def test_missing_topics_are_all_named(cluster, catalogue, make):
+    make(catalogue.executions, 3)
     with pytest.raises(TopicsError) as refused:
         provisioning.check(cluster, catalogue)
     for topic in catalogue.topics()[1:]:
@@ -154,8 +171,8 @@ def test_another_number_of_partitions_under_records_is_refused_with_what_to_do(
     assert provisioning.plan(cluster, applied).is_empty
 
 
-def test_nothing_is_applied_while_a_refusal_stands(cluster, catalogue, admin):
-    make(admin, catalogue.inbox, 7)
+def test_nothing_is_applied_while_a_refusal_stands(cluster, catalogue, make):
+    make(catalogue.inbox, 7)
     wanted = provisioning.plan(cluster, catalogue)
     assert len(wanted.changes) == 11 - 1 + len([c for c in wanted.changes if isinstance(c, ChangeSetting)])
     with pytest.raises(TopicsError, match="7 partitions, not 3"):
@@ -163,8 +180,8 @@ def test_nothing_is_applied_while_a_refusal_stands(cluster, catalogue, admin):
     assert set(cluster.describe([t.name for t in catalogue.topics()])) == {catalogue.inbox}
 
 
-def test_topics_without_a_record_get_the_partitions_they_lack(cluster, catalogue, admin):
-    make(admin, catalogue.inbox, 1)
+def test_topics_without_a_record_get_the_partitions_they_lack(cluster, catalogue, make):
+    make(catalogue.inbox, 1)
     wanted = provisioning.plan(cluster, catalogue)
     assert AddPartitions(catalogue.inbox, 1, 3) in wanted.changes
     with pytest.raises(TopicsError, match=f"{catalogue.inbox}: 1 partitions, not 3"):
@@ -174,9 +191,9 @@ def test_topics_without_a_record_get_the_partitions_they_lack(cluster, catalogue
     assert provisioning.plan(cluster, catalogue).is_empty
 
 
-def test_a_topic_made_meanwhile_in_another_shape_is_refused(cluster, catalogue, admin):
+def test_a_topic_made_meanwhile_in_another_shape_is_refused(cluster, catalogue, make):
     wanted = provisioning.plan(cluster, catalogue)
-    make(admin, catalogue.executions, 3)
+    make(catalogue.executions, 3)
     with pytest.raises(TopicsError, match=f"{catalogue.executions} was changed by someone else meanwhile"):
         provisioning.apply(cluster, wanted)
 
@@ -197,6 +214,20 @@ def test_too_few_replicas_are_remarked_and_never_made_to_block_writes(cluster, a
     assert found.changes == ()
     assert {r.topic for r in found.remarks} == {t.name for t in applied.topics()}
     assert "1 of 3 replicas" in found.remarks[0].text
+
+
+def test_a_broker_that_is_down_changes_nothing_in_what_is_wanted(cluster, catalogue):
+    class OneOfThreeIsDown(Cluster):
+        def brokers(self):
+            return 2
+
+        def describe(self, names):
+            topics = catalogue.sized_for(3).topics()
+            return {
+                t.name: TopicState(t.name, t.partitions, 3, t.settings) for t in topics if t.name in names
+            }
+
+    assert provisioning.plan(OneOfThreeIsDown(cluster.bootstrap), catalogue).is_empty
 
 
 def test_what_the_broker_refuses_is_told_with_its_code(cluster, catalogue):
