@@ -102,6 +102,8 @@ def apply(
     for change in wanted.changes:
         _make(cluster, change, registry)
         done(change)
+    if not any(isinstance(change, OnTopic) for change in wanted.changes):
+        return
     cluster.wait_until(lambda: _has_arrived(cluster, wanted), "what was applied is not seen yet")
     cluster.wait_for({c.topic.name: c.topic.partitions for c in wanted.changes if isinstance(c, CreateTopic)})
 
