@@ -22,7 +22,9 @@ def log(hurt):
     return streams(hurt.direct, hurt.prefix)
 
 
-async def test_an_end_held_past_the_deadline_and_let_go_in_a_later_transaction_ends_nothing_else(hurt, proxy, lanes):
+async def test_an_end_held_past_the_deadline_and_let_go_in_a_later_transaction_ends_nothing_else(
+    hurt, proxy, lanes
+):
     writer = hurt.make("n1", lanes=lanes).serving()
     await writer.write(append("s", 0))
     held = proxy.hold(Api.END_TXN, WRITER)
@@ -45,22 +47,27 @@ async def test_an_end_held_past_the_deadline_and_let_go_in_a_later_transaction_e
     assert log(hurt) == {"s": [f"e:{n}" for n in range(6)]}
 
 
-async def test_a_client_that_resends_an_end_by_itself_poisons_the_tenure_though_the_commit_succeeds(hurt, proxy, lanes):
+@pytest.mark.parametrize("at", [Api.PRODUCE, Api.END_TXN])
+async def test_a_client_that_resends_an_end_by_itself_poisons_the_tenure_though_the_commit_succeeds(
+    hurt, proxy, lanes, at
+):
     writer = hurt.make("n1", lanes=lanes).serving()
     await writer.write(append("s", 0))
     held = proxy.hold(Api.END_TXN, WRITER, hang_up=True)
     await writer.write(append("s", 1))  # resent over a new connection, and committed
     assert held.caught.is_set()
 
-    later_end = proxy.hold(Api.END_TXN, WRITER)
+    open_transaction = proxy.hold(at, WRITER)
     later = writer.write(append("s", 2, 2))
-    assert await asyncio.to_thread(later_end.caught.wait, 10)
-    assert writer.tenure == 2, "a new tenure begins before the next transaction"
+    assert await asyncio.to_thread(open_transaction.caught.wait, 10)
+    tenure = writer.tenure
     held.release()
     assert await asyncio.to_thread(held.passed.wait, 10)
-    later_end.release()
-    await later
+    open_transaction.release()
+    (placed,) = await later
 
+    assert not placed.repeated, "the later transaction ended by its own decision"
+    assert writer.tenure == tenure == 2, "a new tenure began before it, and none was needed after it"
     assert log(hurt) == {"s": [f"e:{n}" for n in range(4)]}
 
 

@@ -168,7 +168,9 @@ async def test_a_request_is_applied_once_whoever_reads_it(writers):
     (again,), error = await second.remote(append("s", 0), 7)
     assert again.repeated
     assert error is None
-    result, error = await second.remote(append("t", 0), 5)  # below 7, and not there: it must not be applied now
+    result, error = await second.remote(
+        append("t", 0), 5
+    )  # below 7, and not there: it must not be applied now
     assert result is None
     assert error is not None
     await second.remote(Tick(), 9)

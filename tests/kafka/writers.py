@@ -29,7 +29,12 @@ def create_log(bootstrap, prefix, partitions=1, **config):
     settings = {k.replace("_", "."): str(v) for k, v in config.items()}
     kept = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
     topics = [
-        NewTopic(prefix + name, partitions, 1, config=settings if name in {"appends", "commands"} else kept | settings)
+        NewTopic(
+            prefix + name,
+            partitions,
+            1,
+            config=settings if name in {"appends", "commands"} else kept | settings,
+        )
         for name in LOG_TOPICS
     ]
     for created in admin.create_topics(topics).values():
@@ -167,7 +172,9 @@ def visible(bootstrap, topic, partition=PARTITION, *, committed=True):
             if message.error() is not None:
                 assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
                 return found
-            found.append((message.offset(), message.key().decode(), message.value(), dict(message.headers() or ())))
+            found.append(
+                (message.offset(), message.key().decode(), message.value(), dict(message.headers() or ()))
+            )
     finally:
         consumer.close()
     raise TimeoutError(f"{topic} could not be read to its end")

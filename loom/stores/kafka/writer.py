@@ -109,7 +109,7 @@ class PartitionWriter:
         self.error: LoomError | None = None
         """Why it stopped, where that was an error."""
         self.stop_reason: StopReason | None = None
-        self._settings, self._codec, self._index = settings, codec, index
+        self.settings, self._codec, self._index = settings, codec, index
         self._confirm, self._on_committed, self._on_state, self._clock = (
             confirm_ownership,
             on_committed,
@@ -203,8 +203,8 @@ class PartitionWriter:
         pending = Pending(op, deadline, origin, loop.create_future(), loop)
         if self._stopped:
             pending.fail(NotOwnerError(self.partition))
-        elif self._group.length() >= self._settings.max_waiting:
-            problem = f"{self._settings.max_waiting} requests wait for partition {self.partition}"
+        elif self._group.length() >= self.settings.max_waiting:
+            problem = f"{self.settings.max_waiting} requests wait for partition {self.partition}"
             pending.fail(StorageWriteError(pending.stream_id, problem))
         else:
             self._group.put(pending)
@@ -266,7 +266,7 @@ class PartitionWriter:
     @property
     def saturation(self) -> float:
         """Waiting requests as a part of what one transaction takes; at 1.0 and above the writer is saturated."""
-        return self._group.length() / self._settings.max_ops
+        return self._group.length() / self.settings.max_ops
 
     def health(self) -> WriterHealth:
         """How the writer is."""
@@ -330,7 +330,7 @@ class PartitionWriter:
 
     def _take(self, after: TenureEnd) -> bool:
         """Begin a tenure after the last one ended so; False to stop (``stop_reason`` says why)."""
-        deadline = Deadline.after(self._settings.takeover_deadline_ms)
+        deadline = Deadline.after(self.settings.takeover_deadline_ms)
         backoff, end = Backoff(), after
         while True:
             if end is TenureEnd.FENCED and not self._may_retake():
@@ -392,12 +392,12 @@ class PartitionWriter:
         self._look_up()
         if self._lanes is not None:
             self._lanes.close()
-        self._lanes = Lanes(self._make_lane, self._settings.lanes)
+        self._lanes = Lanes(self._make_lane, self.settings.lanes)
         self._lanes.open(deadline, self._look_up)
         first = self._tenure == 0
         if first and not self._takeover.positions:
-            self._identity = self._ends.identity(self._log_topics, self._settings.partitions)
-            self._takeover.resume(self._identity, self._clock(), self._settings.checkpoint_max_age_ms)
+            self._identity = self._ends.identity(self._log_topics, self.settings.partitions)
+            self._takeover.resume(self._identity, self._clock(), self.settings.checkpoint_max_age_ms)
         self._takeover.read(deadline, self._look_up)
         self._group.reread()
         self._debts.rediscover(self._takeover.tombstones, self._takeover.appended)
@@ -427,7 +427,7 @@ class PartitionWriter:
         self._group.answers.sweep(LATE_S)
 
     def _make_lane(self, number: int) -> Lane:
-        settings = self._settings
+        settings = self.settings
         return Lane(
             producer_config(
                 settings.bootstrap,
