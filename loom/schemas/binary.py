@@ -202,7 +202,7 @@ def read_envelope(raw: bytes, at: int, what: str = "event") -> Envelope:
         metadata: dict[str, Json] = {}
         if _is_present(raw, at):
             rest, at = _read_bytes(raw, at + 1)
-            metadata = _untyped_object(rest, what)
+            metadata = untyped_object(rest, what)
         else:
             at += 1
         for key in ("node", "actor", "schema"):
@@ -263,11 +263,15 @@ def _read_texts(raw: bytes, at: int) -> tuple[list[str], int]:
     return texts, at
 
 
-def _untyped_object(raw: bytes, what: str) -> dict[str, Json]:
-    """Return the metadata without a field of their own; a typed key among them would contradict its field."""
+def untyped_object(raw: bytes, what: str) -> dict[str, Json]:
+    """Return the metadata that has no field of its own.
+
+    Raises:
+        DecodeError: no JSON object, or a typed key among them: it would contradict, or forge, its field.
+    """
     rest = load_object(raw, what)
-    if not rest or not TYPED_METADATA.isdisjoint(rest):
-        raise DecodeError(what, "its metadata repeats a typed field, or is empty")
+    if not TYPED_METADATA.isdisjoint(rest):
+        raise DecodeError(what, "its metadata repeats a typed field")
     return rest
 
 

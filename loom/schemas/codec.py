@@ -17,7 +17,7 @@ from fastavro import schemaless_reader, schemaless_writer
 from fastavro.read import SchemaResolutionError
 
 from loom.errors import DecodeError, InvalidInputError
-from loom.schemas.binary import read_envelope, write_envelope
+from loom.schemas.binary import MAX_INT, TYPED_METADATA, read_envelope, untyped_object, write_envelope
 from loom.schemas.envelope import EVENT_SCHEMA, Envelope
 from loom.schemas.mapping import CLASSES, Pair, compile_record
 from loom.schemas.payload import load_object
@@ -185,14 +185,11 @@ def read_record(schema: WriterSchema, raw: bytes, start: int, what: str) -> dict
 
 def _envelope_of(record: dict[str, Any], what: str) -> Envelope:
     rest = record["metadata"]
-    metadata = {} if rest is None else load_object(rest, what)
-    metadata |= {
-        key: record[key]
-        for key in ("node", "actor", "schema", "seal", "quarantine")
-        if record[key] is not None
-    }
-    if record["sequence"] < 0:
-        raise DecodeError(what, "a negative sequence")
+    metadata = {} if rest is None else untyped_object(rest, what)
+    metadata |= {key: record[key] for key in TYPED_METADATA if record[key] is not None}
+    seal = record["seal"]
+    if record["sequence"] < 0 or (seal is not None and abs(seal["v"]) > MAX_INT):
+        raise DecodeError(what, "a number out of range")
     return Envelope(
         record["id"],
         record["streamId"],

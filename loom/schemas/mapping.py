@@ -212,7 +212,14 @@ def _primitive(name: str) -> Pair:
             return value
         raise TypeError(f"{name} expected")
 
-    return Pair(cls, number_to_wire if limit else to_wire, lambda value: value)
+    def number_from_wire(value: int) -> int:
+        if -limit <= value < limit:  # the library reads more bits than the type has
+            return value
+        raise DecodeError(name, "a number out of range")
+
+    if limit:
+        return Pair(cls, number_to_wire, number_from_wire)
+    return Pair(cls, to_wire, lambda value: value)
 
 
 def _snake(wire: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fastavro
 import pytest
+from golden import legacy_bytes, legacy_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schema_strategies import ENVELOPES, SEALS
@@ -113,10 +114,13 @@ def test_arbitrary_bytes_give_decode_error_and_nothing_else(raw, start):
     decodes_or_refuses(CODEC, start + raw)
 
 
-@given(ENVELOPES, st.data())
+LEGACY = [legacy_bytes(envelope) for _, envelope in legacy_cases()]
+
+
+@given(ENVELOPES.map(encode_envelope) | st.sampled_from(LEGACY), st.data())
 @settings(max_examples=300)
-def test_damaged_records_give_decode_error_and_nothing_else(envelope, data):
-    raw = bytearray(encode_envelope(envelope))
+def test_damaged_records_give_decode_error_and_nothing_else(value, data):
+    raw = bytearray(value)
     match data.draw(st.sampled_from(["flip", "cut", "add", "insert"])):
         case "flip":
             for _ in range(data.draw(st.integers(1, 4))):
@@ -242,6 +246,13 @@ def test_a_seal_marker_round_trips_whatever_it_claims(seal):
 
 def test_a_typed_key_that_is_none_counts_as_absent():
     assert decode_envelope(encode_envelope(replace(PLAIN, metadata={"actor": None}))).metadata == {}
+
+
+def test_an_old_record_cannot_carry_a_marker_in_its_untyped_metadata():
+    (_, envelope), *_ = legacy_cases()
+    forged = legacy_bytes(replace(envelope, metadata={**envelope.metadata, "seal": {"v": 1}}))
+    with pytest.raises(DecodeError, match="typed field"):
+        decode_envelope(forged)
 
 
 def test_covers_in_several_blocks_are_read():
