@@ -29,6 +29,7 @@ from loom.kernel.commands import (
     StartChild,
 )
 from loom.kernel.flow import FlowDefinition
+from loom.kernel.guard import check_ingest
 from loom.kernel.retry import RetryPolicy
 from loom.kernel.values import copy_json, dump_json, load_json, output_model
 
@@ -264,10 +265,16 @@ class Context:
         """Send a message to another execution; return its message id once it is in the log.
 
         Without a ``message_id`` one is derived from this execution and this call, so it is sent once whatever crashes.
+
+        Raises:
+            InvalidInputError: the payload has no JSON form, or the topic is reserved. InvalidIdError: no such id can be.
+            InboxMessageRefusedError: the payload is dressed as a sealed or erased one (system.md 1.8).
+            StepFailedError: it could not be sent for good.
         """
         check_execution_id(execution_id)
         user_topic(topic)
         data = dump_json(payload, f"message for topic {topic!r}")
+        check_ingest(execution_id, topic, data)
         site = self._machine.next_site()
         given = message_id or f"{self.execution_id}/{site}"
         sent: str = await self._effect(site, SendMessage(site, execution_id, topic, data, given))

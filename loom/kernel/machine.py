@@ -19,6 +19,7 @@ from loom.errors import (
     FlowDivergedError,
     FlowStuckError,
     FlowSuspended,
+    InboxMessageRefusedError,
     InvalidInputError,
     NotDeterministicError,
 )
@@ -27,7 +28,7 @@ from loom.kernel.board import Board
 from loom.kernel.commands import Arm, Complete, Fail, RecordDecision, Wait
 from loom.kernel.context import Context
 from loom.kernel.failures import MAX_ERROR_CHARS, failure_of
-from loom.kernel.guard import assert_deliverable
+from loom.kernel.guard import assert_deliverable, check_ingest
 from loom.kernel.info import DecisionSources, RunInfo
 from loom.kernel.loop import FlowLoop
 from loom.schemas.envelope import Envelope, Json, Kind
@@ -364,7 +365,9 @@ class FlowMachine:
             return
         try:
             output = self.flow.dump(root.result(), f"result of flow {self.flow.name!r}")
-        except InvalidInputError as unfit:
+            if self.info.parent is not None:  # it reaches the parent as a message, which must be deliverable
+                check_ingest(str(self.info.parent.get("executionId")), "child", output)
+        except (InvalidInputError, InboxMessageRefusedError) as unfit:
             self.end(failure_of(unfit))
         else:
             self.end(Complete(output))

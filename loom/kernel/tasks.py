@@ -19,7 +19,6 @@ AS_COMPLETED: Final = "as_completed"
 WAIT_FOR: Final = "wait_for"
 
 _ENSURE_FUTURE: Final = frozenset({"_ensure_future", "ensure_future"})
-_MAX_FRAMES: Final = 4
 
 
 class Scope:
@@ -153,14 +152,11 @@ def started_by() -> str:
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - who called create_task is all there is to see
     if frame is None or frame.f_code.co_name not in _ENSURE_FUTURE:
         return ""
-    for _ in range(_MAX_FRAMES):
+    while frame is not None and frame.f_code.co_name in _ENSURE_FUTURE:
         frame = frame.f_back
-        if frame is None:
-            break
-        if frame.f_globals.get("__name__") == "asyncio.tasks":
-            name = frame.f_code.co_qualname
-            if name == WAIT_FOR:
-                return WAIT_FOR
-            if AS_COMPLETED.replace("_", "") in name.replace("_", "").lower():
-                return AS_COMPLETED
-    return ""
+    if frame is None or frame.f_globals.get("__name__") != "asyncio.tasks":
+        return ""
+    name = frame.f_code.co_qualname
+    if name == WAIT_FOR:
+        return WAIT_FOR
+    return AS_COMPLETED if "ascompleted" in name.replace("_", "").lower() else ""

@@ -59,10 +59,7 @@ async def order(ctx: Context, order: Order) -> dict[str, object]:
     started = ctx.now()
     reserved = await asyncio.gather(*(ctx.run(reserve, line.sku, line.quantity) for line in order.lines))
     token = ctx.uuid()
-    if ctx.patched("sampled"):
-        sampled = ctx.random() < 0.5
-    else:
-        sampled = False
+    sampled = ctx.patched("sampled") and ctx.random() < 0.5
     try:
         async with asyncio.timeout(30):
             charged = await ctx.run(charge, order.number, order.limit, timeout=5)

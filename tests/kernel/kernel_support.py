@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from loom.kernel import (
     Abandon,
@@ -24,6 +24,9 @@ from loom.kernel import (
     Wait,
 )
 from loom.schemas.envelope import Envelope, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 STARTED_AT = 1_700_000_000_000
 
@@ -179,8 +182,6 @@ class Driver:
             del self.pending[site]
         else:
             attempt = getattr(command, "attempt", 1)
-            from dataclasses import replace
-
             self.pending[site] = replace(command, attempt=attempt + 1, not_before=data.get("retryAt", 0))
         self.feed(
             Kind.STEP_FAILED,

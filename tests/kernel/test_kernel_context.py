@@ -8,7 +8,13 @@ import pydantic
 import pytest
 from kernel_support import STARTED_AT, Driver, consumed, machine, started, step
 
-from loom.errors import ChildFailedError, ConfigError, InvalidIdError, InvalidInputError
+from loom.errors import (
+    ChildFailedError,
+    ConfigError,
+    InboxMessageRefusedError,
+    InvalidIdError,
+    InvalidInputError,
+)
 from loom.kernel import (
     NO_RETRY,
     Complete,
@@ -206,7 +212,7 @@ def test_timers_take_seconds_units_and_instants():
     assert [a.wake_at - STARTED_AT for a in wait.arms[:3]] == [1500, 60_000, 3_600_005]
     assert wait.arms[3].wake_at == at.timestamp() * 1000
     with pytest.raises(InvalidInputError, match="time zone"):
-        timer(at=dt.datetime(2030, 1, 1))
+        timer(at=at.replace(tzinfo=None))
 
 
 def test_sleep_of_nothing_only_yields():
@@ -250,7 +256,7 @@ def test_reserved_and_empty_names_are_refused():
         for call in (
             lambda: ctx.receive("__loom_x"),
             lambda: ctx.send("e2", "__loom_x", 1),
-            lambda: ctx.select(),
+            ctx.select,
             lambda: ctx.publish("", None, 1),
         ):
             try:
@@ -366,6 +372,23 @@ def test_send():
     assert command == SendMessage("0:0", "e2", "t", {"x": 1, "y": 2}, "mine")
     d.answer("0:0")
     assert d.end == Complete(["e1/0.0:0", "mine"])
+
+
+@pytest.mark.parametrize("payload", [{"__loomEnc": "x"}, [{"$shredded": True}]])
+def test_what_is_dressed_as_sealed_is_not_sent_nor_returned_to_a_parent(payload):
+    async def sends(ctx):
+        try:
+            await ctx.send("e2", "t", payload)
+        except InboxMessageRefusedError as error:
+            return [error.execution_id, error.topic]
+
+    async def returns(ctx):
+        return payload
+
+    assert run_flow(sends).end == Complete(["e2", "t"])
+    assert machine(flow("body")(returns)).start() == [Complete(payload)]
+    (end,) = machine(flow("body")(returns), parent={"executionId": "p"}).start()
+    assert end.error_type == "InboxMessageRefusedError"
 
 
 def test_publish():

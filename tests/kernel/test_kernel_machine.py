@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import gc
 import warnings
 import weakref
@@ -331,8 +332,14 @@ def test_continue_as_new_from_a_task_group():
 def test_a_flow_that_spins_is_stopped():
     @flow("spins")
     async def spins(ctx):
-        while True:
-            await asyncio.sleep(0)
+        async def spin():
+            asyncio.get_running_loop().call_soon(again)
+
+        def again():
+            asyncio.get_running_loop().call_soon(again)
+
+        await spin()
+        await ctx.run(charge, 1)
 
     m = machine(spins)
     with pytest.raises(FlowStuckError, match="e1"):
@@ -377,12 +384,10 @@ def test_a_sealed_answer_latches_and_the_flow_never_sees_it(payload, live):
 
     m = machine(swallower)
     answer = consumed(1, "0:0", "t", payload)
+    if live:
+        m.start()
     with pytest.raises(SealedPayloadUnreadableError) as caught:
-        if live:
-            m.start()
-            m.apply(answer)
-        else:
-            m.replay([answer])
+        m.apply(answer) if live else m.replay([answer])
     assert caught.value.recorded
     assert "aes" not in str(caught.value)
     assert m.apply(consumed(2, "0:0", "t", 1)) == []
@@ -454,10 +459,8 @@ def test_closing_gives_up_on_a_flow_that_will_not_end(recwarn):
     @flow("clings")
     async def clings(ctx):
         for _ in range(6):
-            try:
+            with contextlib.suppress(BaseException):
                 await asyncio.Event().wait()
-            except BaseException:
-                pass
 
     m = machine(clings)
     m.start()
