@@ -234,6 +234,26 @@ class Context:
 
     # Other executions and the estate --------------------------------------------------------------------------------
 
+    @overload
+    async def start_child(
+        self,
+        flow: FlowDefinition[..., T],
+        input: Any = ...,  # noqa: A002 - the word of the field
+        *,
+        execution_id: str | None = ...,
+        cancel_with_parent: bool = ...,
+    ) -> ChildHandle[T]: ...
+
+    @overload
+    async def start_child(
+        self,
+        flow: str,
+        input: Any = ...,  # noqa: A002 - the word of the field
+        *,
+        execution_id: str | None = ...,
+        cancel_with_parent: bool = ...,
+    ) -> ChildHandle[Any]: ...
+
     async def start_child(
         self,
         flow: FlowDefinition[..., Any] | str,
