@@ -332,6 +332,10 @@ class Engine:
         """The journal latched: find out who was first, and stop or go on accordingly."""
         self.driving.journal_failed(run, error)
 
+    def idle(self) -> bool:
+        """Whether nothing of this node moves: no background work, no effect, nothing on its way to the log."""
+        return not self._tasks and all(run.resting() for run in self.runs.values())
+
     # End ------------------------------------------------------------------------------------------------------------
 
     async def drain(self, bound_s: float) -> None:

@@ -456,6 +456,10 @@ class Run:
         """Whether an event travels alone (``hold``)."""
         return self._barrier
 
+    def resting(self) -> bool:
+        """Whether it waits for the world alone: no effect runs, none is asked for, all of it is durable."""
+        return not (self.journal.behind or self._ready or self._parking or self.steps.working or self.pending)
+
     def timers(self) -> set[int]:
         """Instants that the flow's timers wait for now."""
         return set(wakes_of(self.machine.waiting)) if self.active else set()

@@ -69,6 +69,11 @@ class Steps:
         """Steps asked for and not yet answered."""
         return len(self._attempts)
 
+    @property
+    def working(self) -> bool:
+        """Whether a step is at work now, or may start at once: not one that waits for its next attempt."""
+        return any(a.task is not None or a.alarm is None for a in self._attempts.values())
+
     def hold_until(self, position: int) -> None:
         """Start nothing before the journal's events up to ``position`` are durable."""
         self._gate = position

@@ -45,6 +45,7 @@ MAX_RACES: Final = 64
 FENCE_AFTER: Final = 3
 """Lost races after which a cancel takes the fence, so that no busy flow can outrun it."""
 
+ENDINGS: Final = TERMINAL_KINDS - {Kind.EXECUTION_CONTINUED}
 JOURNALED_DENIALS: Final = frozenset({"resume", "cancel"})
 
 
@@ -219,7 +220,7 @@ class Verbs:
             return
         head = await engine.driving.current(execution_id)
         info = await engine.events.info(head)
-        if info is not None and info.status in TERMINAL_KINDS:
+        if info is not None and info.status in ENDINGS:  # one that continues meanwhile has an heir
             raise ExecutionFinishedError(op, execution_id, status_of(info.status))
 
     # Resume ---------------------------------------------------------------------------------------------------------
