@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from loom.errors import DecodeError
 from loom.schemas import records as r
 from loom.schemas.envelope import Json, NewEvent
-from loom.schemas.payload import dump, load, load_object
+from loom.schemas.payload import dump, load_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -196,7 +196,13 @@ def _json(*, is_object: bool) -> Pair:
             raise TypeError("mapping expected")
         return dump(value)
 
-    return Pair(None, to_wire, load_object if is_object else load)
+    def from_wire(raw: bytes) -> Json:
+        value = load_foreign(raw)
+        if is_object and not isinstance(value, dict):
+            raise DecodeError("payload", "no JSON object")
+        return value
+
+    return Pair(None, to_wire, from_wire)
 
 
 def _primitive(name: str) -> Pair:

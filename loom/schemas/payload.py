@@ -44,6 +44,9 @@ def dump(value: Json, what: str = "payload") -> bytes:
 def load(raw: bytes, what: str = "payload") -> Json:
     """Return the value of compact or any other JSON text.
 
+    A number too large for a float reads as an infinity here, as it does in Python's own parser. No record of ours holds
+    one; where others write, :func:`load_foreign` refuses it.
+
     Raises:
         DecodeError: it is no JSON in UTF-8, or nests deeper than :data:`MAX_JSON_DEPTH`.
     """
@@ -51,6 +54,20 @@ def load(raw: bytes, what: str = "payload") -> Json:
         return from_json(raw, allow_inf_nan=False)
     except (ValueError, RecursionError) as error:
         raise DecodeError(what, _problem(error)) from None
+
+
+def load_foreign(raw: bytes, what: str = "payload") -> Json:
+    """Return the value of JSON text that anybody may have written: one that :func:`dump` takes again.
+
+    Raises:
+        DecodeError: as :func:`load`, or a number is too large.
+    """
+    value = load(raw, what)
+    try:
+        dump(value)
+    except InvalidInputError:
+        raise DecodeError(what, "a number in it is too large") from None
+    return value
 
 
 def load_object(raw: bytes, what: str = "payload") -> dict[str, Json]:

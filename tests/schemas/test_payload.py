@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schema_strategies import JSON
 
 from loom.errors import DecodeError, InvalidInputError
-from loom.schemas.payload import MAX_JSON_DEPTH, dump, load, load_object
+from loom.schemas.payload import MAX_JSON_DEPTH, dump, load, load_foreign, load_object
 
 
 def nested(depth, leaf="[]"):
@@ -94,6 +94,15 @@ def test_arbitrary_bytes_give_a_value_or_a_decode_error(raw):
         load_object(raw)
     except DecodeError:
         pass
+
+
+@pytest.mark.parametrize("raw", [b"1e999", b"[-1E400]", b'{"a":1' + b"0" * 400 + b".0}"])
+def test_a_number_that_no_float_holds_is_refused_from_strangers(raw):
+    with pytest.raises(DecodeError, match="too large"):
+        load_foreign(raw)
+    with pytest.raises(InvalidInputError):
+        dump(load(raw))
+    assert load_foreign(b'{"a": 1e22}') == {"a": 1e22}
 
 
 def test_an_object_is_asked_for():
