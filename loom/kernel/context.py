@@ -238,7 +238,7 @@ class Context:
     async def start_child(
         self,
         flow: FlowDefinition[..., T],
-        input: Any = ...,  # noqa: A002 - the word of the field
+        input: Any = ...,
         *,
         execution_id: str | None = ...,
         cancel_with_parent: bool = ...,
@@ -248,7 +248,7 @@ class Context:
     async def start_child(
         self,
         flow: str,
-        input: Any = ...,  # noqa: A002 - the word of the field
+        input: Any = ...,
         *,
         execution_id: str | None = ...,
         cancel_with_parent: bool = ...,
