@@ -10,7 +10,6 @@ import getpass
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
@@ -20,6 +19,8 @@ from rich.table import Table
 from loom.errors import ConfigError, InvalidInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
     from loom import Client, Config, Principal
 
 T = TypeVar("T")
@@ -32,7 +33,9 @@ EXIT_INTERRUPTED: Final = 130
 
 As = Annotated[
     str | None,
-    typer.Option("--as", metavar="NAME", help="Principal to act as; default: your user name, an ordinary actor."),
+    typer.Option(
+        "--as", metavar="NAME", help="Principal to act as; default: your user name, an ordinary actor."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and do nothing.")]
@@ -74,8 +77,14 @@ def parse_json(text: str, what: str) -> Any:
     except RecursionError:
         raise InvalidInputError(what, "it is nested too deeply", "flatten it") from None
     except ValueError as error:
-        place = f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "a number"
-        raise InvalidInputError(what, f"it is not valid JSON ({place})", 'quote it for the shell, as \'{"a": 1}\'') from None
+        place = (
+            f"line {error.lineno}, column {error.colno}"
+            if isinstance(error, json.JSONDecodeError)
+            else "a number"
+        )
+        raise InvalidInputError(
+            what, f"it is not valid JSON ({place})", "quote it for the shell, as '{\"a\": 1}'"
+        ) from None
 
 
 def _refuse_constant(name: str) -> None:

@@ -29,9 +29,13 @@ def register(app: typer.Typer) -> None:
 def start(
     flow: Annotated[str, typer.Argument(metavar="FLOW", help="Name of the flow.")],
     input: Annotated[str | None, typer.Option("--input", metavar="JSON", help="Input of the flow.")] = None,  # noqa: A002
-    execution_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Id to use; else one is made.")] = None,
+    execution_id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="Id to use; else one is made.")
+    ] = None,
     subject: Annotated[str | None, typer.Option("--subject", help="Whose key seals it; a pseudonym.")] = None,
-    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="Wait so long for the result.")] = 0,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", help="Wait so long for the result.")
+    ] = 0,
     as_name: As = None,
     as_json: AsJson = False,
 ) -> None:
@@ -65,9 +69,12 @@ def send(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic of the inbox.")],
     payload: Annotated[str, typer.Argument(metavar="JSON", help="The message.")],
     message_id: Annotated[
-        str | None, typer.Option("--message-id", help="Identity of the message: repeated, it is delivered once.")
+        str | None,
+        typer.Option("--message-id", help="Identity of the message: repeated, it is delivered once."),
     ] = None,
-    sender: Annotated[str | None, typer.Option("--sender", help="Who sends; part of the message's identity.")] = None,
+    sender: Annotated[
+        str | None, typer.Option("--sender", help="Who sends; part of the message's identity.")
+    ] = None,
     as_name: As = None,
     as_json: AsJson = False,
 ) -> None:
@@ -83,7 +90,11 @@ def send(
         )
         return {"execution_id": execution_id, "topic": topic}
 
-    emit(with_client(work), as_json=as_json, human=lambda c: c.print(f"sent to {execution_id} on {topic}", markup=False))
+    emit(
+        with_client(work),
+        as_json=as_json,
+        human=lambda c: c.print(f"sent to {execution_id} on {topic}", markup=False),
+    )
 
 
 def resume(
@@ -125,13 +136,19 @@ def cancel(
         await client.cancel(execution_id, reason=reason, principal=principal(as_name))
         return {"execution_id": execution_id, "status": "cancelled"}
 
-    emit(with_client(work), as_json=as_json, human=lambda c: c.print(f"cancelled {execution_id}", markup=False))
+    emit(
+        with_client(work), as_json=as_json, human=lambda c: c.print(f"cancelled {execution_id}", markup=False)
+    )
 
 
 def list_executions(
-    status: Annotated[str | None, typer.Option("--status", help="running, suspended, completed, failed, ...")] = None,
+    status: Annotated[
+        str | None, typer.Option("--status", help="running, suspended, completed, failed, ...")
+    ] = None,
     flow: Annotated[str | None, typer.Option("--flow", help="Only this flow.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, newest first.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=100_000, help="At most so many, newest first.")
+    ] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List executions, newest first, from the states topic.
@@ -155,7 +172,9 @@ def list_executions(
 
 def show(
     execution_id: ExecutionId,
-    payloads: Annotated[bool, typer.Option("--payloads", help="Also show inputs, outputs and messages.")] = False,
+    payloads: Annotated[
+        bool, typer.Option("--payloads", help="Also show inputs, outputs and messages.")
+    ] = False,
     as_name: As = None,
     as_json: AsJson = False,
 ) -> None:
@@ -191,7 +210,11 @@ def tail(
 
     async def work(client: Client) -> None:
         async for event in client.follow(execution_id, principal=principal(as_name)):
-            line = json.dumps(_event_json(event), ensure_ascii=False) if as_json else f"{event.sequence:>6}  {describe(event)}"
+            line = (
+                json.dumps(_event_json(event), ensure_ascii=False)
+                if as_json
+                else f"{event.sequence:>6}  {describe(event)}"
+            )
             typer.echo(line)
 
     with_client(work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,6 +13,9 @@ from loom.cli import executions, inbox, node, recovery
 from loom.cli.common import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, out
 from loom.cli.topics import app as topics_app
 from loom.errors import LoomError, public_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 app = typer.Typer(
     name="loom",
@@ -66,5 +69,7 @@ def _unexpected(error: Exception, *, debug: bool) -> int:
         traceback.print_exception(error)
     if isinstance(error, RuntimeError) and hasattr(error, "exit_code"):
         return int(error.exit_code)
-    out(stderr=True).print(f"loom: unexpected {type(error).__name__}; run again with --debug to see where", markup=False)
+    out(stderr=True).print(
+        f"loom: unexpected {type(error).__name__}; run again with --debug to see where", markup=False
+    )
     return EXIT_REFUSED

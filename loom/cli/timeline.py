@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from loom.schemas.envelope import Envelope, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 _STYLES: Final = {
     Kind.EXECUTION_STARTED: ("▶", "cyan"),
@@ -52,7 +54,11 @@ def timeline(events: Iterable[Envelope], *, payloads: bool = False) -> Renderabl
             Text(f"node {nodes[node]}" if node is not None else "", style="dim"),
         )
     legend = [Text(f"  node {number}: {node}", style="dim") for node, number in nodes.items()]
-    head = Text(f"began {_moment(started)}", style="dim") if started is not None else Text("no events", style="dim")
+    head = (
+        Text(f"began {_moment(started)}", style="dim")
+        if started is not None
+        else Text("no events", style="dim")
+    )
     return Group(head, grid, *legend)
 
 
@@ -61,14 +67,18 @@ def describe(event: Envelope, *, payloads: bool = False) -> str:
     teller = _TELLERS.get(event.type)
     sentence = teller(event.data) if teller else event.type.replace("_", " ").lower()
     if payloads:
-        shown = next((event.data[key] for key in ("input", "output", "payload", "answer") if key in event.data), None)
+        shown = next(
+            (event.data[key] for key in ("input", "output", "payload", "answer") if key in event.data), None
+        )
         if shown is not None:
             sentence += f"  {_short(shown)}"
     return sentence
 
 
 def _waits(data: Data) -> str:
-    return "waits for " + ", and ".join(" or ".join(map(_arm, wait.get("arms", ()))) for wait in data.get("waits", ()))
+    return "waits for " + ", and ".join(
+        " or ".join(map(_arm, wait.get("arms", ()))) for wait in data.get("waits", ())
+    )
 
 
 def _arm(arm: Data) -> str:
@@ -113,19 +123,23 @@ def _actor(by: Any) -> str:
 
 
 _TELLERS: Final[dict[str, Callable[[Data], str]]] = {
-    Kind.EXECUTION_STARTED: lambda d: f"started {d.get('workflow')}"
-    + (f" for {d['principal'].get('actor')}" if isinstance(d.get("principal"), dict) else ""),
+    Kind.EXECUTION_STARTED: lambda d: (
+        f"started {d.get('workflow')}"
+        + (f" for {d['principal'].get('actor')}" if isinstance(d.get("principal"), dict) else "")
+    ),
     Kind.EXECUTION_SUSPENDED: _waits,
     Kind.EXECUTION_RESUMED: _resumed,
-    Kind.EXECUTION_RECOVERED: lambda d: "recovered from a node that is gone"
-    + (f" ({d['evidence']})" if d.get("evidence") else ""),
+    Kind.EXECUTION_RECOVERED: lambda d: (
+        "recovered from a node that is gone" + (f" ({d['evidence']})" if d.get("evidence") else "")
+    ),
     Kind.EXECUTION_CONTINUED: lambda d: f"continued as {d.get('successorId')}",
     Kind.EXECUTION_COMPLETED: lambda _: "completed",
     Kind.EXECUTION_FAILED: lambda d: f"failed: {d.get('error', {}).get('type')}",
     Kind.EXECUTION_CANCELLED: lambda d: "cancelled" + (f": {d['reason']}" if d.get("reason") else ""),
     Kind.EXECUTION_DENIED: lambda d: f"denied {d.get('op')} to {d.get('actor') or 'a caller'}",
-    Kind.STEP_COMPLETED: lambda d: f"step {d.get('name')}"
-    + (f" (attempt {d['attempt']})" if d.get("attempt", 1) != 1 else ""),
+    Kind.STEP_COMPLETED: lambda d: (
+        f"step {d.get('name')}" + (f" (attempt {d['attempt']})" if d.get("attempt", 1) != 1 else "")
+    ),
     Kind.STEP_FAILED: _step_failed,
     Kind.DECISION_RECORDED: lambda d: f"decided {d.get('kind')}",
     Kind.MESSAGE_CONSUMED: _consumed,

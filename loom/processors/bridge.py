@@ -15,7 +15,7 @@ from loom.schemas.records import CancelVerb, Command, ResumeVerb, SendVerb, Star
 
 if TYPE_CHECKING:
     from loom.processors.delivery import Source
-    from loom.runtime import Runtime
+    from loom.runtime import Client
 
 COMMAND_SENDER: Final = "loom.commands"
 """Sender of messages whose command names neither sender nor message id: their identity is the command's."""
@@ -32,7 +32,7 @@ class Forwarder(Protocol):
 class RuntimeBridge:
     """``DeliveryBridge`` on a runtime; of the runtime's event loop."""
 
-    def __init__(self, runtime: Runtime, forwarder: Forwarder) -> None:
+    def __init__(self, runtime: Client, forwarder: Forwarder) -> None:
         self._runtime, self._forwarder = runtime, forwarder
 
     async def notify(self, chain_id: str, stream: str, sequence: int) -> None:

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from loom.config import Config
+from loom.errors import StoreError
 from loom.kernel.flow import FlowDefinition, FlowRegistry
 from loom.runtime.access import DeniedCallback, Gatekeeper
 from loom.runtime.driving import Driving
@@ -118,6 +119,17 @@ class Client:
         await self._engine.close()
         for store in stores.owned:
             await store.close()
+
+    @property
+    def stores(self) -> Stores:
+        """The stores under the verbs.
+
+        Raises:
+            StoreError: it is not open.
+        """
+        if self._stores is None:
+            raise StoreError("it is not open; use it as `async with`")
+        return self._stores
 
     # Starting and messaging -----------------------------------------------------------------------------------------
 

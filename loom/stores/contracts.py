@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
-from loom.schemas.envelope import Envelope, Json, NewEvent
+if TYPE_CHECKING:
+    from loom.schemas.envelope import Envelope, Json, NewEvent
 
 NO_EVENTS: Final = -1
 """Head of a stream that was never appended to."""

@@ -1,0 +1,123 @@
+"""Commands that are, or look at, a node: worker, doctor."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from contextlib import AsyncExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from loom.cli.common import load_config
+from loom.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from loom import Config, FlowDefinition
+
+ROLES: Final = ("drive", "delivery", "fold")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    app.command()(worker)
+
+
+def worker(
+    flows: Annotated[
+        list[str],
+        typer.Option("--flows", metavar="MODULE", help="Module with flows; may be given several times."),
+    ],
+    roles: Annotated[
+        str, typer.Option("--roles", help=f"all, or a list of {', '.join(ROLES)}: what this node does.")
+    ] = "all",
+) -> None:
+    """Run a node until SIGTERM or Ctrl-C.
+
+    Example: loom worker --flows shop.flows --roles all
+    """
+    asyncio.run(run_worker(load_config(), load_flows(flows), parse_roles(roles)))
+
+
+def parse_roles(text: str) -> frozenset[str]:
+    """Roles of a node.
+
+    Raises:
+        ConfigError: one that does not exist.
+    """
+    wanted = set(ROLES) if text == "all" else {role.strip() for role in text.split(",")}
+    unknown = wanted - set(ROLES)
+    if unknown or not wanted:
+        raise ConfigError("--roles", f"{text!r} names no roles", f"use all, or a list of {', '.join(ROLES)}")
+    return frozenset(wanted)
+
+
+def load_flows(modules: Iterable[str]) -> list[FlowDefinition[..., Any]]:
+    """Import modules (the working directory first) and collect their flows.
+
+    Raises:
+        ConfigError: a module cannot be imported, or holds no flow.
+    """
+    from loom.kernel import collect_flows
+
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    found: list[FlowDefinition[..., Any]] = []
+    for name in modules:
+        try:
+            definitions = collect_flows(import_module(name))
+        except ImportError as error:
+            raise ConfigError(
+                "--flows", f"module {name!r} cannot be imported ({error})", "check its name and PYTHONPATH"
+            ) from error
+        if not definitions:
+            raise ConfigError("--flows", f"module {name!r} holds no flow", "decorate one with @loom.flow")
+        found += definitions
+    return found
+
+
+async def run_worker(
+    config: Config, definitions: list[FlowDefinition[..., Any]], roles: frozenset[str]
+) -> None:
+    """Run a node until a signal asks it to stop; it then finishes what is in flight."""
+    from loom import Client, Runtime
+    from loom.processors.service import Processors
+
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    async with AsyncExitStack() as stack:
+        kind = Runtime if "drive" in roles else Client
+        runtime = kind(
+            config,
+            flows=definitions,
+            on_storage_error=_report("storage"),
+            on_error=_report("execution"),
+            on_warn=_warn,
+        )
+        await stack.enter_async_context(runtime)
+        forwarder: Any = runtime.stores.events
+        await stack.enter_async_context(Processors(config, runtime, forwarder, roles))
+        names = ", ".join(sorted(definition.name for definition in definitions))
+        typer.echo(f"loom: node {config.node_id} runs {names} ({', '.join(sorted(roles))})", err=True)
+        await ended.wait()
+        typer.echo(f"loom: node {config.node_id} stops", err=True)
+
+
+def _report(kind: str) -> Any:
+    def report(error: BaseException, *about: Any) -> None:
+        where = f" ({about[0]})" if about else ""
+        typer.echo(f"loom: {kind} error{where}: {error}", err=True)
+
+    return report
+
+
+def _warn(message: str, about: str | None = None) -> None:
+    typer.echo(f"loom: {message}" + (f" ({about})" if about else ""), err=True)
