@@ -78,6 +78,24 @@ class Bench:
         assert len(ended) == len(partitions), "the topic could not be read to its end"
         return found
 
+    def member(self, role):
+        """A consumer that has joined a group, for its metadata."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": self.catalogue.group(role),
+                "enable.auto.commit": False,
+                "log_level": 0,
+            }
+        )
+        joined = []
+        consumer.subscribe([self.catalogue.executions], on_assign=lambda *_: joined.append(1))
+        deadline = time.monotonic() + WAIT_S
+        while not joined:
+            assert time.monotonic() < deadline, "the group was not joined"
+            consumer.poll(0.1)
+        return consumer
+
     def end(self, topic, partition):
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "unused", "log_level": 0})
         _, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), 30)

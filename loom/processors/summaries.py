@@ -1,0 +1,70 @@
+"""Reads ``states``: where every execution stands, for ``loom list``."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from loom.errors import ConfigError, DeadlineExceededError
+from loom.schemas.codec import Codec
+from loom.schemas.records import ExecutionSummary
+from loom.stores.kafka.deadline import Deadline
+from loom.stores.kafka.reader import END_OF_PARTITION, LogReader
+from loom.topics.catalogue import Catalogue
+
+if TYPE_CHECKING:
+    from loom.config import Config
+
+READ_TIMEOUT_MS = 60_000
+
+
+def read_summaries(
+    config: Config,
+    *,
+    status: str | None = None,
+    workflow: str | None = None,
+    limit: int = 50,
+    codec: Codec | None = None,
+    timeout_ms: int = READ_TIMEOUT_MS,
+) -> list[dict[str, Any]]:
+    """Return at most ``limit`` executions, the last started first, as ``ExecutionSummary`` fields.
+
+    The topic is read once through, in memory bounded by the summaries of one partition; what it says trails the log by
+    the lag of the fold processor.
+
+    Raises:
+        ConfigError: no bootstrap. UnreachableError, TopicsError: the topic cannot be read.
+        DeadlineExceededError: not read in ``timeout_ms``.
+        DecodeError: a record is none of ours.
+    """
+    if not config.bootstrap:
+        raise ConfigError("bootstrap", "it is not set", "name the brokers, host:port")
+    catalogue, codec = Catalogue(config.topic_prefix, config.partitions), codec or Codec()
+    deadline = Deadline.after(timeout_ms)
+    newest: list[ExecutionSummary] = []
+    for partition in range(catalogue.partitions):
+        rows = _read(config, catalogue, partition, deadline)
+        summaries = (codec.decode(row, ExecutionSummary, "summary") for row in rows.values())
+        wanted = [s for s in summaries if status in {None, s.status} and workflow in {None, s.workflow}]
+        newest = heapq.nlargest(limit, [*newest, *wanted], key=lambda s: (s.started_at, s.execution_id))
+    return [asdict(summary) for summary in newest]
+
+
+def _read(config: Config, catalogue: Catalogue, partition: int, deadline: Deadline) -> dict[str, bytes]:
+    """The last value of every key of a partition of ``states``."""
+    rows: dict[str, bytes] = {}
+    with LogReader(config.bootstrap or "", config.kafka, partition, f"{config.node_id}-list") as reader:
+        reader.assign({catalogue.states: 0})
+        while True:
+            if deadline.passed:
+                raise DeadlineExceededError(f"reading {catalogue.states}", deadline.budget_ms)
+            for message in reader.take():
+                error, key, value = message.error(), message.key(), message.value()
+                if error is not None:
+                    if error.code() == END_OF_PARTITION:
+                        return rows
+                elif key is not None and value is not None:
+                    rows[key.decode("utf-8", "replace")] = value
+                elif key is not None:
+                    rows.pop(key.decode("utf-8", "replace"), None)
