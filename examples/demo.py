@@ -18,7 +18,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +30,9 @@ from loom.errors import LoomError
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
 from loom.testing import services
 from loom.testing.services import OwnedProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent
 ORDERS = [f"order-{number}" for number in range(1001, 1006)]
@@ -56,6 +59,7 @@ class Demo:
     env: dict[str, str]
     workers: dict[str, OwnedProcess] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
+    victim: str = ""
     killed_at_ms: int = 0
 
     def say(self, text: str) -> None:
@@ -88,6 +92,17 @@ class Demo:
             env={**self.env, "LOOM_NODE_ID": name},
         )
         self.workers[name] = worker
+
+    def until(self, watch: Watch, what: str, reached: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Read the topic until ``reached()``, as long as the workers that should run do run."""
+
+        def check() -> bool:
+            for name, worker in self.workers.items():
+                if name != self.victim and not worker.running:
+                    raise DemoFailedError(f"{name} ended by itself")
+            return reached()
+
+        demo.until(watch, what, check, timeout_s)
 
     def effects(self, order: str) -> Counter[tuple[str, str]]:
         """What the outside world saw of an order: how often each effect was begun and done."""
@@ -147,33 +162,33 @@ def run(demo: Demo, stack: ExitStack) -> None:
 
     for order in ORDERS:
         demo.loom("start", "order", "--id", order, "--input", json.dumps(INPUT))
-    watch.until("orders wait for the warehouse", lambda: all(waits(watch, order) for order in ORDERS))
+    demo.until(watch, "orders wait for the warehouse", lambda: all(waits(watch, order) for order in ORDERS))
     demo.say("all are charged and reserved, and wait for the warehouse: parked, they cost nothing")
 
-    victim = kill_while_packing(demo, watch)
+    kill_while_packing(demo, watch)
     for order in ORDERS[1:]:
         demo.loom("send", order, "ship", '{"carrier": "post"}', "--message-id", f"ship-{order}")
     demo.say("the other orders are told to ship while nobody may be there to listen")
-    watch.until("every order has ended", lambda: all(ended(watch, order) for order in ORDERS), 90)
-    demo.say(f"every order is complete; {victim} never came back")
+    demo.until(watch, "every order has ended", lambda: all(ended(watch, order) for order in ORDERS), 90)
+    demo.say(f"every order is complete; {demo.victim} never came back")
 
-    show(demo, watch, victim)
+    show(demo, watch)
     check(demo, watch)
     demo.console.print(Text("Every order completed exactly once.", style="bold green"))
 
 
-def kill_while_packing(demo: Demo, watch: Watch) -> str:
-    """Let the first order ship, and kill the worker that packs it while it does; the worker's name."""
+def kill_while_packing(demo: Demo, watch: Watch) -> None:
+    """Let the first order ship, and kill the worker that packs it while it does."""
     demo.loom("send", FIRST, "ship", '{"carrier": "post"}', "--message-id", f"ship-{FIRST}")
-    watch.until("the first order is being packed", lambda: demo.effects(FIRST)["pack", "begun"] > 0)
+    demo.until(watch, "the first order is being packed", lambda: demo.effects(FIRST)["pack", "begun"] > 0)
     victim = watch.node_of(FIRST)
     if victim not in demo.workers:
         raise DemoFailedError(f"the event's node {victim!r} is none of {sorted(demo.workers)}")
+    demo.victim = victim
     demo.killed_at_ms = round(time.time() * 1000)
     pid = demo.workers[victim].pid
     demo.workers[victim].kill()
     demo.say(f"kill -9 {pid}: {victim} dies while it packs {FIRST}")
-    return victim
 
 
 def waits(watch: Watch, order: str) -> bool:
@@ -186,7 +201,7 @@ def ended(watch: Watch, order: str) -> bool:
     return watch.kinds(order)[-1:] != [] and watch.kinds(order)[-1] in TERMINAL_KINDS
 
 
-def show(demo: Demo, watch: Watch, victim: str) -> None:
+def show(demo: Demo, watch: Watch) -> None:
     """The first order's life, as the topic tells it, and all orders in a table."""
     console = demo.console
     console.print()
@@ -203,7 +218,7 @@ def show(demo: Demo, watch: Watch, victim: str) -> None:
             grid.add_row(
                 "",
                 f"{(demo.killed_at_ms - life[0].event.timestamp) / 1000:.1f}",
-                Text(f"✂ kill -9 of {victim}", "bold red"),
+                Text(f"✂ kill -9 of {demo.victim}", "bold red"),
             )
         style = (
             "bold green"
