@@ -167,8 +167,7 @@ class FoldService:
                 continue
             try:
                 self._confirm(consumer, number)
-                committed = partial(self._committed, consumer, number)
-                part.fold.take(committed, Deadline.after(TAKE_MS), self._go_on)
+                part.fold.take(partial(self._where, consumer, number), Deadline.after(TAKE_MS), self._go_on)
                 self._seek(consumer, number, part.fold.offset)
             except _Stopped:
                 return
@@ -191,6 +190,10 @@ class FoldService:
         if place.error is not None:
             raise KafkaException(place.error)
         return place.offset if place.offset >= 0 else OFFSET_BEGINNING
+
+    def _where(self, consumer: Consumer, number: int) -> tuple[int, int]:
+        _, end = consumer.get_watermark_offsets(self._place(number), timeout=_ASK_S)
+        return self._committed(consumer, number), end
 
     def _seek(self, consumer: Consumer, number: int, offset: int) -> None:
         place = self._place(number, offset)

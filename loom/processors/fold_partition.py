@@ -88,17 +88,21 @@ class FoldPartition:
         self._table: SummaryTable | None = None
         self.offset = 0
         """Where the next batch begins."""
+        self._known_below = 0
+        """Executions that begin at or above this offset stand in nothing that was restored."""
 
     @property
     def taken(self) -> bool:
         """Whether this process is the one that folds the partition."""
         return self._table is not None
 
-    def take(self, committed: Callable[[], int], deadline: Deadline, wait: Callable[[], None]) -> None:
+    def take(
+        self, place: Callable[[], tuple[int, int]], deadline: Deadline, wait: Callable[[], None]
+    ) -> None:
         """Fence every older fold of the partition, then restore what it committed.
 
-        ``committed`` tells the offset that the group has committed; it is asked after the fence. ``wait`` is called now
-        and then, and may raise to stop.
+        ``place`` tells the offset that the group has committed, and the end of the log; it is asked after the fence.
+        ``wait`` is called now and then, and may raise to stop.
 
         Raises:
             LaneFault: it cannot be fenced now. StoreError: ``states`` cannot be read.
@@ -118,10 +122,11 @@ class FoldPartition:
         table = SummaryTable(self._codec, settings.resident)
         try:
             self._restore(table, wait)
+            self.offset, end = place()
         except BaseException:
             table.close()
             raise
-        self.offset = committed()
+        self._known_below = end if len(table) else 0
         self._table = table
 
     def fold(self, messages: Sequence[Message], group: object) -> tuple[int, int]:
@@ -194,16 +199,13 @@ class FoldPartition:
             if sequence == "0":  # only a deleted stream loses its sequence 0
                 changed[execution_id] = None
             return
-        table = self._table
-        assert table is not None
-        headers: dict[str, Any] = dict(message.headers() or ())
-        summary = changed.get(execution_id)
+        if execution_id in changed:
+            summary = changed[execution_id]
+        else:
+            summary = self._find(execution_id, sequence, message.offset() or 0)
         if summary is None:
-            summary = table.get(execution_id) if execution_id not in changed else None
-            if summary is None:
-                if sequence != "0":
-                    return
-                summary = table.add(execution_id)
+            return
+        headers: dict[str, Any] = dict(message.headers() or ())
         try:
             node = headers.get("node")
             applied = summary.apply(
@@ -225,6 +227,15 @@ class FoldPartition:
         if applied:
             summary.sealed = summary.sealed or "sealed" in headers
             changed[execution_id] = summary
+
+    def _find(self, execution_id: str, sequence: str, offset: int) -> Summary | None:
+        """The summary of an execution, a new one at its start; None where its start was never seen."""
+        table = self._table
+        assert table is not None
+        if sequence != "0":
+            return table.get(execution_id)
+        known = table.get(execution_id) if offset < self._known_below else None
+        return known or table.add(execution_id)
 
 
 class _Data:

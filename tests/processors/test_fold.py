@@ -211,7 +211,7 @@ def test_summaries_are_listed_newest_first(bench, services):
 
 def _taken(bench, name):
     part = FoldPartition(settings(bench, name), 0, CODEC)
-    part.take(lambda: 0, Deadline.after(20_000), lambda: None)
+    part.take(lambda: (0, 10**9), Deadline.after(20_000), lambda: None)
     return part
 
 
