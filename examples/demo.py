@@ -102,7 +102,7 @@ class Demo:
                     raise DemoFailedError(f"{name} ended by itself")
             return reached()
 
-        demo.until(watch, what, check, timeout_s)
+        watch.until(what, check, timeout_s)
 
     def effects(self, order: str) -> Counter[tuple[str, str]]:
         """What the outside world saw of an order: how often each effect was begun and done."""
