@@ -6,17 +6,17 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from loom.errors import ConfigError, TopicsError
-from loom.stores.kafka.client import store_error
+from loom.errors import ConfigError
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.folder import FolderLock
 from loom.stores.kafka.owner import Owner, OwnerListener
 from loom.stores.kafka.requests import Requester
 from loom.stores.kafka.sender import BrokerClock, Sender
 from loom.stores.kafka.tail import TailReader
+from loom.topics import provisioning
+from loom.topics.cluster import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from loom.stores.contracts import Clock
     from loom.stores.kafka.settings import KafkaSettings
     from loom.stores.kafka.shard import Shard
-    from loom.topics.catalogue import Catalogue
 
 _log = logging.getLogger("loom.kafka.store")
 
@@ -79,7 +78,9 @@ class Connection:
             },
             logger=_log,
         )
-        await asyncio.to_thread(check_topics, self._admin, settings.catalogue, settings.bootstrap, deadline)
+        cluster = Cluster(settings.bootstrap, settings.kafka, timeout_ms=settings.open_ms)
+        for remark in await asyncio.to_thread(provisioning.check, cluster, settings.catalogue):
+            _log.info("topics: %s", remark)
         broker_clock = BrokerClock(self._clock)
         self._sender = Sender(
             settings.bootstrap,
@@ -172,26 +173,3 @@ class Connection:
     def mint_shard(self) -> int | None:
         """See ``Owner.mint_shard``; None where nothing is owned."""
         return None if self._owner is None else self._owner.mint_shard()
-
-
-def check_topics(admin: AdminClient, catalogue: Catalogue, bootstrap: str, deadline: Deadline) -> None:
-    """Check that every topic is there with the right number of partitions. Blocks.
-
-    Raises:
-        UnreachableError: the brokers do not answer in time. TopicsError: topics are missing or have another shape.
-    """
-    try:
-        found = admin.list_topics(timeout=deadline.left_s).topics
-    except KafkaException as failed:
-        raise store_error(failed, "list the topics", bootstrap) from failed
-    problems = []
-    for topic in catalogue.topics():
-        there = found.get(topic.name)
-        if there is None:
-            problems.append(f"topic {topic.name!r} is missing")
-        elif len(there.partitions) != topic.partitions:
-            problems.append(
-                f"topic {topic.name!r} has {len(there.partitions)} partitions, not {topic.partitions}"
-            )
-    if problems:
-        raise TopicsError(tuple(problems), "run `loom topics plan`, or correct topic_prefix or partitions")

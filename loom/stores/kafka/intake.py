@@ -7,12 +7,11 @@ begun after the request came. What cannot be used goes to ``dead`` with why, and
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import DecodeError, LoomError, NotOwnerError
@@ -50,6 +49,7 @@ REMEMBERED: Final = 4_096
 PART_BYTES: Final = 600_000
 """Encoded events in one part of a reply."""
 _DEAD_S: Final = 10.0
+_CLOSE_S: Final = 5.0
 
 
 class Answers:
@@ -110,8 +110,10 @@ class RequestIntake:
         self.catalogue, self.codec, self.sender, self.broker_clock = catalogue, codec, sender, broker_clock
         self.on_notify = on_notify
         self._shard_of = shard_of
-        self.readers = ThreadPoolExecutor(1, thread_name_prefix="loom-reads")
+        self.reads: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         """Reads may touch the disk, and a writer's thread must not wait for it."""
+        self._reader = threading.Thread(target=self._serve_reads, name="loom-reads", daemon=True)
+        self._reader.start()
 
     def open(self, writer: PartitionWriter, start: int) -> PartitionIntake:
         """Serve a partition from offset ``start`` of ``appends`` on."""
@@ -119,7 +121,16 @@ class RequestIntake:
 
     def close(self) -> None:
         """Answer no reads any more; idempotent."""
-        self.readers.shutdown(wait=True, cancel_futures=True)
+        self.reads.put(None)
+        self._reader.join(_CLOSE_S)
+
+    def _serve_reads(self) -> None:
+        while (read := self.reads.get()) is not None:
+            try:
+                read()
+            except Exception:  # noqa: BLE001 - one bad read must not end all others
+                # The asker asks again, or is told at its deadline; other reads go on.
+                _log.exception("a read failed")
 
 
 class PartitionIntake:
@@ -206,8 +217,7 @@ class PartitionIntake:
         if isinstance(request.op, CancelOp):
             self._reply(request, self._settlement(request, request.op))
         elif isinstance(request.op, ReadOp):
-            with contextlib.suppress(RuntimeError):  # closed meanwhile: the asker asks the next owner
-                self._all.readers.submit(self._read, request, request.op)
+            self._all.reads.put(partial(self._read, request, request.op))
 
     def _settlement(self, request: AppendRequest, op: CancelOp) -> AppendReply:
         known = self._answers.of(op.request_id)

@@ -141,9 +141,11 @@ class Membership:
         with self._proof:
             self._wanted = asked
             self._proof.wait_for(
-                lambda: max(self._confirmed, self._refuted) > asked
-                or self._stopping.is_set()
-                or self._silent_for(self._settings.loop_bound_ms),
+                lambda: (
+                    max(self._confirmed, self._refuted) > asked
+                    or self._stopping.is_set()
+                    or self._silent_for(self._settings.loop_bound_ms)
+                ),
                 _CONFIRM_S,
             )
             return self._confirmed > asked and partition in self._assigned and partition not in self._given_up

@@ -33,7 +33,8 @@ OPEN_HIGH: Final = 4_000
 _TICK_S: Final = 0.25
 _HOLD_S: Final = 1.0
 _BACKOFF_S: Final = 1.0
-_MAX_BACKOFF_S: Final = 60.0
+_MAX_BACKOFF_S: Final = 15.0
+_SETTLED_S: Final = 30.0
 
 StateCallback = Callable[[PartitionWriter, WriterState], None]
 MakeWriter = Callable[[int, Callable[[], bool], StateCallback], PartitionWriter]
@@ -262,7 +263,7 @@ class Ownership:
             return
         if reason is StopReason.MISMATCH and writer.error is not None:
             raise writer.error
-        settled = slot.served_since is not None and time.monotonic() - slot.served_since > _MAX_BACKOFF_S
+        settled = slot.served_since is not None and time.monotonic() - slot.served_since > _SETTLED_S
         self._failures = 1 if settled else self._failures + 1
         delay_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** min(self._failures, 16)) * random.uniform(0.5, 1)  # noqa: S311 - jitter
         _log.warning(

@@ -39,6 +39,8 @@ class KafkaSettings:
     session_timeout_ms: int = 8_000
     max_poll_interval_ms: int = 30_000
     loop_bound_ms: int = 5_000
+    max_retakes: int = 6
+    """Tenures that a writer may lose to a rival in a row before it gives way."""
     memory_bytes: int = DEFAULT_BUDGET_BYTES
     """Of all owned partitions together."""
     max_record_bytes: int = 1_000_000
@@ -59,6 +61,7 @@ class KafkaSettings:
             node=self.node,
             kafka=self.kafka,
             lanes=self.lanes,
+            max_retakes=self.max_retakes,
             max_record_bytes=self.max_record_bytes,
             compaction_lag_ms=self.compaction_lag_ms,
             publish_topics=self.publish_topics,
