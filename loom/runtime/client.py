@@ -294,6 +294,18 @@ class Client:
             execution_id, at_sequence=at_sequence, at_step=at_step, new_id=new_id, principal=principal
         )
 
+    async def recover(
+        self, execution_id: str, *, reason: str | None = None, principal: Principal | None = None
+    ) -> bool:
+        """Have the owner take over an execution on the caller's word, evidence or not.
+
+        Returns False where it is parked: nobody drives a parked execution, so there is nothing to take over.
+
+        Raises:
+            ExecutionFinishedError: it has ended. WrongHeadError: its driver lives and keeps writing.
+        """
+        return await self._operators.recover(execution_id, reason, principal)
+
     async def discard_inbox(
         self,
         execution_id: str,

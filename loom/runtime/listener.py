@@ -91,5 +91,10 @@ class Listener:
                 engine.forget(run)
             else:
                 run.foreign(committed.envelopes)  # what it cannot take, it finds out at its next append
-        elif last.type in _FRESH and "node" not in last.metadata:
+        elif "node" not in last.metadata and (last.type in _FRESH or _asked_for(committed)):
             engine.spawn(engine.driving.drive_fresh(committed.stream_id), committed.stream_id)
+
+
+def _asked_for(committed: Committed) -> bool:
+    """Whether another process appended a recovery for the owner to act on (``Client.recover``)."""
+    return committed.origin is None and committed.envelopes[-1].type == Kind.EXECUTION_RECOVERED

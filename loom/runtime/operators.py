@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import (
@@ -74,6 +75,26 @@ class Operators:
                     raise ExecutionFinishedError(reason, execution_id, loaded.state.status)
                 if await engine.driving.recover(loaded, reason, "operator", by=by, workflow=workflow):
                     return Handle(engine, execution_id, None, engine.waiters.of(execution_id))
+        raise WrongHeadError(execution_id, NO_EVENTS, NO_EVENTS)
+
+    async def recover(self, execution_id: str, reason: str | None, principal: Principal | None) -> bool:
+        """Have the owner take an execution over: EXECUTION_RECOVERED by no driver, under what was observed."""
+        await self._verbs.judged("recover", execution_id, principal)
+        engine = self._engine
+        for _ in range(MAX_RACES):
+            loaded = await self._verbs.loaded(execution_id)
+            if loaded.state.finished:
+                raise ExecutionFinishedError("recover", execution_id, loaded.state.status)
+            if loaded.state.status == "suspended":
+                return False
+            by = None if principal is None else principal.actor
+            known = {"reason": reason or "recover", "evidence": "operator", "by": by}
+            data: dict[str, Json] = {name: value for name, value in known.items() if value is not None}
+            event = NewEvent(engine.event_id(), Kind.EXECUTION_RECOVERED, data, facts.stamp(by))
+            append = StreamAppend(execution_id, (event,), observation=loaded.observation)
+            with contextlib.suppress(WrongHeadError):
+                await engine.patiently(lambda append=append: engine.events.append(append), execution_id)  # type: ignore[misc]
+                return True
         raise WrongHeadError(execution_id, NO_EVENTS, NO_EVENTS)
 
     async def restore_from_state(
