@@ -35,6 +35,7 @@ STALL_S: Final = 90.0
 """Survives an outage of the brokers of 30 s, and an open transaction of the longest that brokers allow (60 s)."""
 
 EXIT_STATUS: Final = 70
+_TICK_S: Final = 0.2
 
 
 def end_process(reason: str) -> None:
@@ -134,11 +135,16 @@ class AppHost:
         self._loop = asyncio.get_running_loop()
         app = self._build()
         try:
-            await app.start()
-            if not self._stopping.is_set():
-                self._ready.set_result(app)
+            starting = asyncio.ensure_future(app.start())
+            while not (starting.done() or self._stopping.is_set()):
+                await asyncio.wait([starting], timeout=_TICK_S)
+            if not starting.done():  # the start is given up
+                starting.cancel()
+                return
+            await starting
+            self._ready.set_result(app)
             while not (self._stopping.is_set() or app.should_stop):
-                await app.sleep(0.2)
+                await app.sleep(_TICK_S)
         finally:
             await self._end(app)
         if app.crash_reason is not None:
@@ -160,12 +166,13 @@ class AppHost:
                 return
             try:
                 app = self._ready.result(0)
-                states = asyncio.run_coroutine_threadsafe(_sample(app), loop).result(self._stall_s)
+                sample = asyncio.run_coroutine_threadsafe(_sample(app), loop)
+                states = sample.result(self._stall_s)
             except NoAnswer:
                 self._die(f"their event loop did not answer for {self._stall_s:.0f} s")
                 return
-            except RuntimeError:  # the loop has ended meanwhile
-                return
+            except Exception as error:  # noqa: BLE001 - the loop ends meanwhile, or Faust has moved what is looked at
+                states = {f"the watch itself ({type(error).__name__})": True}
             stalled = watch.look(states, time.monotonic())
             if stalled is not None:
                 self._die(stalled)
@@ -199,5 +206,4 @@ def _fetched(consumer: CommittedConsumer, tp: Any) -> Hashable | None:
     state = getattr(getattr(subscription, "subscription", None), "assignment", None)
     if state is None:
         return None
-    stamp: Hashable = state.state_value(tp).timestamp
-    return ("fetched", stamp)
+    return ("fetched", getattr(state.state_value(tp), "timestamp", None))
