@@ -80,6 +80,8 @@ class Rule:
     client: str
     times: int = 1
     delay_ms: int = 0
+    skip: int = 0
+    """Matching frames that pass before the first that is caught."""
     caught: threading.Event = field(default_factory=threading.Event)
     """Set once a frame was caught."""
     passed: threading.Event = field(default_factory=threading.Event)
@@ -124,9 +126,18 @@ class KafkaProxy:
 
     # -- rules -----------------------------------------------------------------------------------------------
 
-    def hold(self, api: Api, client: str = "*", side: Side = Side.REQUEST, *, hang_up: bool = False) -> Rule:
+    def hold(
+        self,
+        api: Api,
+        client: str = "*",
+        side: Side = Side.REQUEST,
+        *,
+        hang_up: bool = False,
+        skip: int = 0,
+    ) -> Rule:
         """Hold the next such frame until released; with ``hang_up`` the client sees its connection cut meanwhile."""
-        return self._add(Rule(Action.HOLD_AND_HANG_UP if hang_up else Action.HOLD, api, side, client))
+        action = Action.HOLD_AND_HANG_UP if hang_up else Action.HOLD
+        return self._add(Rule(action, api, side, client, skip=skip))
 
     def drop(self, api: Api, client: str = "*", side: Side = Side.REPLY, *, times: int = 1) -> Rule:
         """Swallow the next such frames in silence."""
@@ -165,8 +176,10 @@ class KafkaProxy:
         with self._lock:
             for rule in self._rules:
                 if rule.matches(api, side, client):
-                    rule.times -= 1
-                    return rule
+                    if rule.skip == 0:
+                        rule.times -= 1
+                        return rule
+                    rule.skip -= 1
         return None
 
     # -- the thread ------------------------------------------------------------------------------------------

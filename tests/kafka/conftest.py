@@ -5,7 +5,8 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from writers import Writers, create_log
+import pytest_asyncio
+from writers import Process, Writers, create_log
 
 from loom.errors import ServiceMissingError
 from loom.testing import services
@@ -58,3 +59,18 @@ def hurt(proxied_broker, proxy, tmp_path):
     yield made
     proxy.clear()
     made.close()
+
+
+@pytest_asyncio.fixture
+async def start_process(tmp_path):
+    """Start processes with one writer each."""
+    started = []
+
+    async def start(**asked):
+        process = await Process.start(folder=str(tmp_path), **asked)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        await process.close()

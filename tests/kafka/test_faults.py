@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
-from writers import append, streams
+from confluent_kafka.admin import AdminClient, NewTopic
+from writers import append, event, foreign_producer, streams, until, visible
 
+from loom.errors import (
+    NotOwnerError,
+    PayloadTooLargeError,
+    PublishRefusedError,
+    StorageWriteError,
+)
+from loom.stores.contracts import Outgoing, StreamAppend
+from loom.stores.kafka.writer import StopReason
+from loom.stores.ops import AppendOps
 from loom.testing.proxy import Api, Side
 
 pytestmark = pytest.mark.timeout(120)
 WRITER = "*-log-0.*"
+PATIENT = {"transaction_timeout_ms": 15_000, "commit_deadline_ms": 12_000}
 
 
 @pytest.fixture(params=[1, 2], ids=["one-lane", "two-lanes"])
@@ -103,3 +116,206 @@ async def test_any_one_request_or_reply_hurt_costs_time_only(hurt, proxy, act, a
 
     assert rule.caught.is_set()
     assert log(hurt) == {"s": ["e:0", "e:1", "e:2", "e:3"]}
+
+
+# -- takeover in the middle of a transaction ---------------------------------------------------------------------
+
+
+async def test_a_takeover_before_the_old_writer_committed_shows_nothing_of_it(hurt, proxy, lanes):
+    old = hurt.make("old", lanes=lanes, confirm=lambda: False, **PATIENT).serving()
+    await old.write(append("s", 0))
+    held = proxy.hold(Api.END_TXN, "old-*")
+    doubtful = old.write(append("s", 1, 2, name="old"))
+    assert await asyncio.to_thread(held.caught.wait, 10)
+
+    new = hurt.make("new", lanes=lanes, bootstrap=hurt.direct).serving()
+    assert new.ids("s") == ["e:0"]
+    await new.write(append("s", 1, name="new"))
+    held.release()
+
+    with pytest.raises(NotOwnerError):  # known: it was not written
+        await doubtful
+    assert old.stopped().stop_reason is StopReason.FENCED
+    assert log(hurt) == {"s": ["e:0", "new:1"]}
+
+
+async def test_a_takeover_after_the_old_writer_committed_loses_nothing_of_it(hurt, proxy, lanes):
+    old = hurt.make("old", lanes=lanes, confirm=lambda: False, **PATIENT).serving()
+    await old.write(append("s", 0))
+    held = proxy.hold(Api.END_TXN, "old-*", Side.REPLY)
+    doubtful = old.write(append("s", 1, 2, name="old"))
+    assert await asyncio.to_thread(held.caught.wait, 10)
+
+    new = hurt.make("new", lanes=lanes, bootstrap=hurt.direct).serving()
+    assert new.ids("s") == ["e:0", "old:1", "old:2"]
+    await new.write(append("s", 3, name="new"))
+    held.release()
+
+    (done,) = await doubtful
+    assert (done.first, done.head) == (1, 2)
+    assert log(hurt) == {"s": ["e:0", "old:1", "old:2", "new:3"]}
+
+
+async def test_a_fenced_writer_reads_what_became_of_its_last_transaction(hurt, proxy, lanes):
+    old = hurt.make("old", lanes=lanes, confirm=lambda: False, **PATIENT).serving()
+    await old.write(append("s", 0))
+    lost = proxy.cut(Api.END_TXN, "old-*", Side.REPLY)
+    blocked = proxy.hold(
+        Api.END_TXN, "old-*", skip=1
+    )  # the client sends it again, and must not hear of its success
+    doubtful = old.write(append("s", 1, 2, name="old"))
+    assert await asyncio.to_thread(lost.caught.wait, 10)
+    new = hurt.make("new", lanes=lanes, bootstrap=hurt.direct).serving()
+    blocked.release()
+
+    (done,) = await doubtful
+    assert (done.first, done.head) == (1, 2)
+    assert new.ids("s") == ["e:0", "old:1", "old:2"]
+    assert old.stopped().stop_reason is StopReason.FENCED
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["before-its-commit", "after-its-commit"])
+async def test_a_writer_stopped_in_the_middle_and_resumed_says_what_is_true_and_steps_down(
+    hurt, proxy, start_process, committed
+):
+    old = await start_process(
+        bootstrap=f"127.0.0.1:{proxy.port}", prefix=hurt.prefix, node="old", confirm=False, **hurt.settings
+    )
+    await old.serving()
+    old.ask("s", 0, name="first")
+    await old.answer("first")
+    held = proxy.hold(Api.END_TXN, "old-*", Side.REPLY if committed else Side.REQUEST)
+    old.ask("s", 1, 2, name="old")
+    assert await asyncio.to_thread(held.caught.wait, 10)
+    old.signal(signal.SIGSTOP)
+
+    new = hurt.make("new", bootstrap=hurt.direct).serving()
+    head = 2 if committed else 0
+    assert len(new.ids("s")) == head + 1
+    await new.write(append("s", head + 1, 2, name="new"))
+    held.release()
+    old.signal(signal.SIGCONT)
+    old.ask("s", head + 1, name="zombie")
+
+    answer = await old.answer("old")
+    assert ("ok" in answer) == committed, answer
+    zombie = await old.answer("zombie")
+    assert zombie["error"] in {"NotOwnerError", "WrongHeadError"}
+    await old.hear(lambda line: line.get("state") == "stopped" and line["reason"] == "fenced")
+    kept = ["first:0", "old:1", "old:2"] if committed else ["first:0"]
+    assert log(hurt) == {"s": [*kept, f"new:{head + 1}", f"new:{head + 2}"]}
+
+
+async def test_a_transaction_that_outlives_its_timeout_without_a_rival_is_written_once(
+    hurt, proxy, start_process
+):
+    lone = await start_process(
+        bootstrap=f"127.0.0.1:{proxy.port}", prefix=hurt.prefix, node="lone", confirm=True, **hurt.settings
+    )
+    await lone.serving()
+    lone.ask("s", 0, name="first")
+    await lone.answer("first")
+    held = proxy.hold(Api.END_TXN, "lone-*")
+    lone.ask("s", 1, 2, name="slow", seconds=60)
+    assert await asyncio.to_thread(held.caught.wait, 10)
+    lone.signal(signal.SIGSTOP)
+    # the broker ends the transaction by itself: the records are no more in the way of what is stable
+    probe = foreign_producer(hurt.direct)
+    probe.produce(hurt.prefix + "executions", None, "__loom_tick__", partition=0)
+    probe.flush(10)
+    topic = hurt.prefix + "executions"
+    await until(lambda: visible(hurt.direct, topic)[-1][1] == "__loom_tick__", 60)
+    held.release()
+    lone.signal(signal.SIGCONT)
+
+    answer = await lone.answer("slow")
+    assert answer.get("ok", [])[:2] == [1, 2], answer
+    assert log(hurt) == {"s": ["first:0", "slow:1", "slow:2"]}
+
+
+# -- records that are refused ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["client", "broker"])
+async def test_an_oversize_event_in_the_middle_shows_nothing_and_only_its_caller_is_told(hurt, where):
+    limits = {"client": {"kafka": {"message.max.bytes": 20_000}}, "broker": {"max_record_bytes": 3_000_000}}[
+        where
+    ]
+    size = 30_000 if where == "client" else 2_900_000
+    writer = hurt.make("n1", start=False, max_bytes=8_000_000, **limits)
+    before = writer.write(append("a", 0, 2))
+    events = tuple(event(f"e:{n}", size=size if n == 1 else 20) for n in range(3))
+    middle = writer.write(AppendOps((StreamAppend("m", events, expected_head=-1),)), seconds=60)
+    after = writer.write(append("z", 0, 2))
+    writer.start()
+
+    await asyncio.gather(before, after)
+    with pytest.raises(PayloadTooLargeError if where == "client" else StorageWriteError):
+        await middle
+    await writer.write(append("a", 2))
+    assert log(hurt) == {"a": ["e:0", "e:1", "e:2"], "z": ["e:0", "e:1"]}
+
+
+async def test_a_full_client_queue_aborts_the_whole_and_all_of_it_goes_again(hurt):
+    writer = hurt.make("n1", start=False, kafka={"queue.buffering.max.messages": 10})
+    small = [writer.write(append(f"s{n}", 0, 3)) for n in range(8)]
+    never = writer.write(append("w", 0, 30))
+    writer.start()
+
+    await asyncio.gather(*small)
+    with pytest.raises(StorageWriteError):
+        await never
+    assert log(hurt) == {f"s{n}": ["e:0", "e:1", "e:2"] for n in range(8)}
+
+
+# -- publish -----------------------------------------------------------------------------------------------------
+
+
+def publish(stream_id, topic, *, first=0, value=b"v", key="k"):
+    out = Outgoing("publish", f"{stream_id}:{first}:out", key, value, topic, (("why", b"test"),))
+    events = (event(f"e:{first}", "RECORD_PUBLISHED"),)
+    return AppendOps((StreamAppend(stream_id, events, expected_head=first - 1, outgoing=(out,)),))
+
+
+def make_topic(hurt, name, **config):
+    admin = AdminClient({"bootstrap.servers": hurt.direct})
+    admin.create_topics([NewTopic(hurt.prefix + name, 1, 1, config=config)])[hurt.prefix + name].result(20)
+    return hurt.prefix + name
+
+
+async def test_a_published_record_leaves_with_its_fact(hurt):
+    topic = make_topic(hurt, "out")
+    writer = hurt.make("n1", publish_topics=frozenset({topic})).serving()
+    await writer.write(publish("s", topic))
+    (record,) = visible(hurt.direct, topic)
+    assert record[1:] == ("k", b"v", {"why": b"test"})
+    assert log(hurt) == {"s": ["e:0"]}
+
+
+async def test_a_target_that_cannot_be_written_is_refused_before_anything_is_staged(hurt):
+    missing, forbidden = hurt.prefix + "missing", make_topic(hurt, "forbidden")
+    writer = hurt.make("n1", start=False, publish_topics=frozenset({missing}), max_record_bytes=10_000)
+    writer.start()
+    good = writer.write(append("a", 0))
+    for target, value in ((missing, b"v"), (forbidden, b"v"), (missing, b"v" * 10_001)):
+        with pytest.raises(PublishRefusedError):
+            await writer.write(publish("s", target, value=value))
+    await good
+    assert writer.tenure == 1
+    assert log(hurt) == {"a": ["e:0"]}
+
+
+async def test_one_bad_target_does_not_keep_others_from_being_written(hurt):
+    narrow, wide = make_topic(hurt, "narrow", **{"max.message.bytes": "1000"}), make_topic(hurt, "wide")
+    writer = hurt.make("n1", start=False, publish_topics=frozenset({narrow, wide}))
+    bad = writer.write(publish("bad", narrow, value=os.urandom(5_000)), seconds=60)
+    fine = writer.write(publish("fine", wide), seconds=60)
+    plain = [writer.write(append(f"s{n}", 0)) for n in range(20)]
+    writer.start()
+
+    await asyncio.gather(fine, *plain)
+    with pytest.raises(PublishRefusedError):
+        await bad
+    assert [len(t.ops) for t in writer.transactions][0] == 20, "the next transaction leaves publishers out"
+    assert set(log(hurt)) == {"fine", *(f"s{n}" for n in range(20))}
+    assert len(visible(hurt.direct, wide)) == 1

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from writers import append, create_log, event, foreign_producer, streams, visible
+from writers import append, create_log, event, foreign_producer, streams, until, visible
 
 from loom.errors import NotOwnerError, StreamBrokenError
 from loom.schemas.envelope import Envelope
@@ -123,17 +123,13 @@ async def test_health_names_a_stuck_partition_and_its_age(writers):
     put(other, writer, "t", 0)
     other.flush(10)
 
-    async with asyncio.timeout(20):
-        while not writer.health().stuck:
-            await asyncio.sleep(0.05)
+    await until(lambda: writer.health().stuck)
     (stuck,) = writer.health().stuck
     assert (stuck.topic, writer.health().partition) == (writers.prefix + "executions", 0)
     assert stuck.stable < stuck.end
     assert stuck.age_ms >= 400
     other.abort_transaction(10)
-    async with asyncio.timeout(20):
-        while writer.health().stuck:
-            await asyncio.sleep(0.05)
+    await until(lambda: not writer.health().stuck)
 
 
 async def test_a_log_of_another_number_of_partitions_is_refused(writers):
@@ -251,18 +247,12 @@ def ticks(writers, topic):
     ]
 
 
-async def tick_comes(writers, topic):
-    async with asyncio.timeout(20):
-        while not ticks(writers, topic):
-            await asyncio.sleep(0.1)
-
-
 async def test_a_quiet_partition_that_owes_a_deletion_appends_a_tick_once_the_lag_has_passed(writers):
     writer = writers.make("n1", compaction_lag_ms=300).serving()
     await writer.write(append("s", 0, 3))
     await writer.write(Truncate("s", 2))
     assert ticks(writers, "executions") == []
-    await tick_comes(writers, "executions")
+    await until(lambda: ticks(writers, "executions"))
     assert ticks(writers, "inbox") == []
     assert len(ticks(writers, "executions")) == 1
 
@@ -274,7 +264,7 @@ async def test_the_debt_is_found_again_at_a_takeover(writers):
     first.stop(10_000)
 
     second = writers.make("n2", compaction_lag_ms=300).serving()
-    await tick_comes(writers, "executions")
+    await until(lambda: ticks(writers, "executions"))
     second.stop(10_000)
     third = writers.make("n3", compaction_lag_ms=300).serving()
     await third.proof()
@@ -290,9 +280,7 @@ async def test_a_restart_reads_only_what_its_checkpoint_lacks(writers):
     await first.write(append("s", 0, 3))
     await first.write(AppendOps((StreamAppend(inbox, (event("m0", "INBOX_MESSAGE"),)),)))
     await first.remote(append("t", 0), 11)
-    async with asyncio.timeout(30):
-        while not first.index.checkpoint_extra():
-            await asyncio.sleep(0.1)
+    await until(first.index.checkpoint_extra)
     await first.write(append("s", 3))
     first.stop(10_000)
     first.index.close()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import pathlib
+import sys
 import threading
 import time
 import uuid
@@ -138,8 +142,63 @@ class Watched(PartitionWriter):
         return [self.codec.decode_envelope(value).id for value in self.read(stream_id, 0, 10_000)]
 
 
+async def until(condition, seconds=30.0):
+    """Wait until ``condition()`` holds; it is a fact of another thread, or of the log."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - nobody could set an event
+            await asyncio.sleep(0.05)
+
+
+class Process:
+    """A process with one writer (``writer_process.py``); killed when the test has ended."""
+
+    def __init__(self, running):
+        self.running, self.said = running, []
+
+    @classmethod
+    async def start(cls, **asked):
+        script = pathlib.Path(__file__).with_name("writer_process.py")
+        pipe = asyncio.subprocess.PIPE
+        running = await asyncio.create_subprocess_exec(
+            sys.executable, str(script), json.dumps(asked), stdin=pipe, stdout=pipe
+        )
+        return cls(running)
+
+    def ask(self, stream_id, first, count=1, *, name, seconds=SECONDS):
+        asked = {"append": [stream_id, first, count, name], "seconds": seconds}
+        self.running.stdin.write(json.dumps(asked).encode() + b"\n")
+
+    async def hear(self, condition, seconds=30.0):
+        """Wait for a line that fulfils ``condition``; earlier ones are kept in ``said``."""
+        for line in self.said:
+            if condition(line):
+                return line
+        async with asyncio.timeout(seconds):
+            while line := await self.running.stdout.readline():
+                self.said.append(json.loads(line))
+                if condition(self.said[-1]):
+                    return self.said[-1]
+        raise EOFError(self.said)
+
+    async def serving(self):
+        await self.hear(lambda line: line.get("state") == "serving")
+        return self
+
+    async def answer(self, name):
+        return await self.hear(lambda line: line.get("name") == name)
+
+    def signal(self, number):
+        self.running.send_signal(number)
+
+    async def close(self):
+        if self.running.returncode is None:
+            self.running.kill()
+        await self.running.wait()
+
+
 def event(event_id, kind="STEP_COMPLETED", size=20, **data):
-    return NewEvent(event_id, kind, {"output": "x" * size, **data}, {"node": "n:1", "schema": "1.25.0"})
+    output = os.urandom(size // 2).hex()  # compresses by half at best
+    return NewEvent(event_id, kind, {"output": output, **data}, {"node": "n:1", "schema": "1.25.0"})
 
 
 def append(stream_id, first, count=1, *, name="e", size=20, **options):

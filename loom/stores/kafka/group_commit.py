@@ -117,9 +117,10 @@ class GroupCommit:
         for pending in (*self._waiting, *self._alone):
             pending.unknown = False
 
-    def settle_unknown(self) -> None:
-        """The log was read to its end behind a rival's fence: answer what is there, the rest was not written."""
-        self.reread()
+    def settle_unknown(self, *, fenced: bool) -> None:
+        """The log was read to its end: answer what is there. Behind a rival's fence, the rest was not written."""
+        if fenced:
+            self.reread()
         self._waiting = deque(p for p in self._waiting if not self._stands(p))
         self._alone = deque(p for p in self._alone if not self._stands(p))
         self.answers.send()
@@ -349,7 +350,7 @@ class GroupCommit:
                 lane.abort(Deadline.after(_ABORT_MS))
             except LaneFault as failed:
                 _log.info("partition %d: %s", self._partition, failed)
-        return TenureEnd.POISONED
+        return TenureEnd.DOUBTFUL
 
     def _requeue(self, transaction: Transaction, *, counts: bool, unknown: bool, code: str) -> None:
         """Put the requests of a transaction that failed in front again; ``counts`` blames them for it."""

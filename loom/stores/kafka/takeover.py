@@ -82,11 +82,16 @@ class Takeover:
         self.broken: dict[str, StreamBrokenError] = {}
         self.found = 0
 
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Topics that are read, marks first."""
+        return (*self._marks, *self._logs)
+
     # -- checkpoints -----------------------------------------------------------------------------------------
 
     def resume(self, identity: Mapping[str, Any], now_ms: int, max_age_ms: int) -> None:
         """Before the first reading: begin at the index's checkpoint if it is of this log and young enough."""
-        ends = self._ends.written([*self._marks, *self._logs])
+        ends = self._ends.written(self.topics)
         position = self._index.load_checkpoint(identity, now_ms, max_age_ms=max_age_ms, ends=ends)
         if position is None:
             return
@@ -125,7 +130,7 @@ class Takeover:
             DecodeError: the partition's own mark cannot be read.
         """
         self.found = 0
-        ends = self._ends.written([*self._marks, *self._logs])
+        ends = self._ends.written(self.topics)
         with self._make_reader() as reader:
             for handlers in (self._marks, self._logs):
                 self._read_to({t: ends[t] for t in handlers}, handlers, reader, deadline, wait)

@@ -17,22 +17,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka.admin import AdminClient
 
-from loom.errors import BrokerError, NotOwnerError, StorageWriteError, StoreError, TopicsError
+from loom.errors import NotOwnerError, StorageWriteError, StoreError
 from loom.schemas.records import SchemaNote
 from loom.schemas.table import packaged
-from loom.stores.kafka.client import FIRST_RECONNECT_MS, Fault, producer_config
+from loom.stores.kafka.client import FIRST_RECONNECT_MS
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.debts import Debts
 from loom.stores.kafka.group_commit import GroupCommit
 from loom.stores.kafka.health import StableWatch
 from loom.stores.kafka.keeper import CheckpointState, IndexKeeper
-from loom.stores.kafka.lanes import Lane, LaneFault, Lanes
 from loom.stores.kafka.pending import Decider, Pending
 from loom.stores.kafka.publish import PublishTargets
 from loom.stores.kafka.reader import Ends, LogReader
 from loom.stores.kafka.records import Records
 from loom.stores.kafka.takeover import Takeover
-from loom.stores.kafka.tenure import Backoff, Rivalry, TenureEnd
+from loom.stores.kafka.tenure import StopError, TenureEnd, Tenures
 from loom.stores.kafka.transaction import Limits
 from loom.stores.kafka.writer_types import (
     CommittedOp,
@@ -110,14 +109,8 @@ class PartitionWriter:
         """Why it stopped, where that was an error."""
         self.stop_reason: StopReason | None = None
         self.settings, self._codec, self._index = settings, codec, index
-        self._confirm, self._on_committed, self._on_state, self._clock = (
-            confirm_ownership,
-            on_committed,
-            on_state,
-            clock,
-        )
+        self._on_committed, self._on_state, self._clock = on_committed, on_state, clock
         catalogue = settings.catalogue
-        self._client_id = f"{settings.node}-log-{partition}"
         admin = admin or AdminClient(
             {
                 **settings.kafka,
@@ -126,26 +119,19 @@ class PartitionWriter:
                 "reconnect.backoff.ms": FIRST_RECONNECT_MS,
             }
         )
-        self._ends = Ends(admin, partition, settings.bootstrap)
-        self._log_topics = (
-            catalogue.marks,
-            catalogue.executions,
-            catalogue.inbox,
-            catalogue.quarantine,
-            catalogue.snapshots,
-        )
+        ends = Ends(admin, partition, settings.bootstrap)
         self._takeover = Takeover(
             partition=partition,
             catalogue=catalogue,
             codec=codec,
             index=index,
-            ends=self._ends,
+            ends=ends,
             make_reader=lambda: LogReader(
-                settings.bootstrap, settings.kafka, partition, f"{self._client_id}-takeover"
+                settings.bootstrap, settings.kafka, partition, f"{settings.node}-takeover-{partition}"
             ),
         )
         self._debts = Debts(settings.compaction_lag_ms)
-        self._watch = StableWatch(self._ends, self._log_topics, settings.stuck_after_ms)
+        self._watch = StableWatch(ends, self._takeover.topics, settings.stuck_after_ms)
         self._keeper = IndexKeeper(index, str(partition), self._sweep)
         self._group = GroupCommit(
             partition=partition,
@@ -162,13 +148,20 @@ class PartitionWriter:
             committed=self._committed,
             notes=_notes(codec),
         )
-        self._rivalry = Rivalry(settings.max_retakes, settings.settled_ms / 1000)
-        self._identity: dict[str, Any] = {}
-        self._lanes: Lanes | None = None
-        self._tenure = 0
         self._state = WriterState.STARTING
         self._asked_to_stop: StopReason | None = None
         self._wake = threading.Event()
+        self._tenures = Tenures(
+            partition=partition,
+            settings=settings,
+            takeover=self._takeover,
+            ends=ends,
+            confirm=confirm_ownership,
+            look_up=self._look_up,
+            step_back=self._step_back,
+            pause=self._wake.wait,
+            clock=clock,
+        )
         self._thread = threading.Thread(target=self._run, name=f"loom-writer-{partition}", daemon=True)
 
     # -- any thread ------------------------------------------------------------------------------------------
@@ -201,14 +194,14 @@ class PartitionWriter:
         It is answered within a second after ``deadline``, whatever the brokers do.
         """
         pending = Pending(op, deadline, origin, loop.create_future(), loop)
-        if self._stopped:
+        if self._has_stopped():
             pending.fail(NotOwnerError(self.partition))
         elif self._group.length() >= self.settings.max_waiting:
             problem = f"{self.settings.max_waiting} requests wait for partition {self.partition}"
             pending.fail(StorageWriteError(pending.stream_id, problem))
         else:
             self._group.put(pending)
-            if self._stopped:  # it stopped meanwhile, and may not have seen this one
+            if self._has_stopped():  # it stopped meanwhile, and may not have seen this one
                 pending.fail(NotOwnerError(self.partition))
         assert pending.future is not None
         return pending.future
@@ -239,7 +232,7 @@ class PartitionWriter:
         budget_ms = max(0, int((deadline - time.monotonic()) * 1000))
         decider = Decider(loop.create_future(), loop, deadline, budget_ms)
         self._group.put(decider)
-        if self._stopped:
+        if self._has_stopped():
             decider.future.set_exception(NotOwnerError(self.partition))
         return decider.future
 
@@ -261,7 +254,7 @@ class PartitionWriter:
     @property
     def tenure(self) -> int:
         """How many tenures this writer began to serve; 0 before the first."""
-        return self._tenure
+        return self._tenures.number
 
     @property
     def saturation(self) -> float:
@@ -273,14 +266,13 @@ class PartitionWriter:
         return WriterHealth(
             self.partition,
             self._state,
-            self._tenure,
+            self._tenures.number,
             self._group.length(),
             self._watch.stuck,
             tuple(self._takeover.broken.values()),
         )
 
-    @property
-    def _stopped(self) -> bool:
+    def _has_stopped(self) -> bool:
         return self._state is WriterState.STOPPED
 
     def _ask_to_stop(self, reason: StopReason) -> None:
@@ -296,8 +288,9 @@ class PartitionWriter:
             self._change(WriterState.TAKING_OVER)
             end = TenureEnd.POISONED
             while self._take(end):
-                assert self._lanes is not None
-                end = self._group.serve(self._lanes, lambda: self._asked_to_stop is not None, self._idle)
+                end = self._group.serve(
+                    self._tenures.lanes, lambda: self._asked_to_stop is not None, self._idle
+                )
         except Exception as error:  # noqa: BLE001 - whatever it is: the writer stops, and says why
             self.stop_reason = StopReason.FAILED
             self.error = error if isinstance(error, StoreError) else None
@@ -308,17 +301,16 @@ class PartitionWriter:
     def _finish(self) -> None:
         """Answer everything, let the clients go, and say so."""
         try:
-            if self._group.unsettled and self.stop_reason in {StopReason.FENCED, StopReason.CONTENDED}:
+            if self._group.unsettled:
                 self._read_what_became()
-            if self._lanes is not None:
-                self._lanes.close()
+            self._tenures.close()
             self._keeper.stop()
         finally:
             self._change(WriterState.STOPPED)
             self._group.close()
 
     def _read_what_became(self) -> None:
-        """A rival's fence has decided the last transaction for good: say what became of it."""
+        """Say what became of the last transaction; a rival's fence has decided it for good."""
         try:
             self._takeover.read(Deadline.after(STEP_DOWN_MS), lambda: None)
         except StoreError as error:
@@ -326,90 +318,32 @@ class PartitionWriter:
                 "partition %d: what became of its last transaction is not known: %s", self.partition, error
             )
         else:
-            self._group.settle_unknown()
+            self._group.settle_unknown(fenced=self._tenures.after is TenureEnd.FENCED)
 
     def _take(self, after: TenureEnd) -> bool:
         """Begin a tenure after the last one ended so; False to stop (``stop_reason`` says why)."""
-        deadline = Deadline.after(self.settings.takeover_deadline_ms)
-        backoff, end = Backoff(), after
-        while True:
-            if end is TenureEnd.FENCED and not self._may_retake():
-                return False
-            problem: LoomError | None = None
-            try:
-                self._begin(deadline)
-            except _StoppedError:
-                self.stop_reason = self._asked_to_stop
-                return False
-            except TopicsError as error:
-                return self._give_up(StopReason.MISMATCH, error)
-            except LaneFault as fault:
-                end = TenureEnd.FENCED if fault.fault is Fault.FENCED else TenureEnd.POISONED
-                problem = BrokerError(fault.doing, fault.code)
-            except StoreError as error:
-                end, problem = TenureEnd.POISONED, error
-            else:
-                return True
-            _log.info("partition %d: %s", self.partition, problem)
-            if deadline.passed:
-                return self._give_up(StopReason.INCOMPLETE, problem)
-            self._step_back()
-            if end is not TenureEnd.FENCED:
-                self._wake.wait(min(backoff.next_s(), deadline.left_s))
+        try:
+            self._tenures.begin(after)
+        except StopError as stop:
+            self.stop_reason, self.error = stop.reason, stop.error
+            _log.info("partition %d: its writer stops: %s", self.partition, stop)
+            return False
+        takeover = self._takeover
+        self._group.reread()
+        self._debts.rediscover(takeover.tombstones, takeover.appended)
+        if self._state is not WriterState.SERVING or takeover.found:
+            self._change(WriterState.SERVING)
+        return True
 
     def _step_back(self) -> None:
         """Nothing is served until a tenure begins."""
         if self._state is WriterState.SERVING:
             self._change(WriterState.TAKING_OVER)
 
-    def _may_retake(self) -> bool:
-        """After a fence: whether this node still is the owner, and has not been fenced too often."""
-        self._step_back()
-        pause_s = self._rivalry.fenced(time.monotonic())
-        if pause_s is None:
-            return self._give_up(StopReason.CONTENDED, None)
-        if not self._confirm():
-            return self._give_up(StopReason.FENCED, None)
-        self._wake.wait(pause_s)
-        return True
-
-    def _give_up(self, reason: StopReason, error: LoomError | None) -> bool:
-        self.stop_reason, self.error = reason, error
-        _log.warning(
-            "partition %d: its writer stops: %s%s",
-            self.partition,
-            reason.value,
-            f" ({error})" if error else "",
-        )
-        return False
-
-    def _begin(self, deadline: Deadline) -> None:
-        """Fence, read to the end, serve.
-
-        Raises:
-            LaneFault, StoreError: the tenure cannot begin. _StoppedError: told to stop meanwhile.
-        """
-        self._look_up()
-        if self._lanes is not None:
-            self._lanes.close()
-        self._lanes = Lanes(self._make_lane, self.settings.lanes)
-        self._lanes.open(deadline, self._look_up)
-        first = self._tenure == 0
-        if first and not self._takeover.positions:
-            self._identity = self._ends.identity(self._log_topics, self.settings.partitions)
-            self._takeover.resume(self._identity, self._clock(), self.settings.checkpoint_max_age_ms)
-        self._takeover.read(deadline, self._look_up)
-        self._group.reread()
-        self._debts.rediscover(self._takeover.tombstones, self._takeover.appended)
-        self._tenure += 1
-        self._rivalry.serving(time.monotonic())
-        if self._state is not WriterState.SERVING or self._takeover.found:
-            self._change(WriterState.SERVING)
-
     def _look_up(self) -> None:
         """Between two waits of a takeover: stop if told to, and answer what waited too long."""
         if self._asked_to_stop is not None:
-            raise _StoppedError
+            raise StopError(self._asked_to_stop)
         self._group.intake(0)
         self._group.expire()
 
@@ -419,26 +353,14 @@ class PartitionWriter:
         if self._keeper.wants and self._takeover.marked and not self._takeover.broken:
             takeover = self._takeover
             self._keeper.offer(
-                CheckpointState(dict(takeover.positions), self._identity, takeover.extra(), self._clock())
+                CheckpointState(
+                    dict(takeover.positions), self._tenures.identity, takeover.extra(), self._clock()
+                )
             )
 
     def _sweep(self) -> None:
         """On the keeper's thread: answer what is past its deadline while this thread waits for the brokers."""
         self._group.answers.sweep(LATE_S)
-
-    def _make_lane(self, number: int) -> Lane:
-        settings = self.settings
-        return Lane(
-            producer_config(
-                settings.bootstrap,
-                settings.kafka,
-                transactional_id=settings.catalogue.log_transactional_id(self.partition, number),
-                client_id=f"{self._client_id}.{number}",
-                timeout_ms=settings.transaction_timeout_ms,
-                max_record_bytes=settings.max_record_bytes,
-            ),
-            settings.catalogue.marks,
-        )
 
     def _committed(self, transaction: Transaction) -> None:
         ops = tuple(
@@ -447,7 +369,9 @@ class PartitionWriter:
             if verdict.effects
         )
         if ops:
-            self._on_committed(CommittedTransaction(self.partition, self._tenure, ops, transaction.ends))
+            self._on_committed(
+                CommittedTransaction(self.partition, self._tenures.number, ops, transaction.ends)
+            )
 
     def _change(self, state: WriterState) -> None:
         self._state = state
@@ -462,7 +386,3 @@ def _notes(codec: Codec) -> dict[str, SchemaNote]:
         s.fingerprint.hex(): SchemaNote(s.fingerprint.hex(), s.text, registered.get(s.fingerprint))
         for s in schemas
     }
-
-
-class _StoppedError(Exception):
-    """Told to stop while taking over."""
