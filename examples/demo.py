@@ -15,16 +15,18 @@ import tempfile
 import time
 import uuid
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from confluent_kafka.admin import AdminClient
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from examples.watch import Watch
+from examples.watch import Watch, writer_of
 from loom.cli.timeline import describe
 from loom.errors import LoomError
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
@@ -36,11 +38,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 ORDERS = [f"order-{number}" for number in range(1001, 1006)]
-FIRST = ORDERS[0]
+FIRST, *OTHERS = ORDERS
 INPUT = {
     "card": "tok-1",
     "items": [{"sku": "lamp", "price": 4200}, {"sku": "bulb", "price": 350, "quantity": 2}],
 }
+SHIP = '{"carrier": "post"}'
 EFFECTS = ("charge", "reserve lamp", "reserve bulb", "pack", "hand over")
 PACKING_SECONDS = 3.0
 COMMAND_TIMEOUT_S = 60.0
@@ -68,9 +71,12 @@ class Demo:
             Text(f"{time.monotonic() - self.began:6.1f} s  ", style="dim").append(text, style="not dim")
         )
 
-    def loom(self, *arguments: str) -> Any:
+    def loom(self, *arguments: str, quiet: bool = False) -> Any:
         """Run the command line as a user would; what it printed as JSON."""
-        self.console.print(Text("          $ loom " + " ".join(quoted(a) for a in arguments), style="cyan"))
+        if not quiet:
+            self.console.print(
+                Text("          $ loom " + " ".join(quoted(a) for a in arguments), style="cyan")
+            )
         done = subprocess.run(
             [str(Path(sys.executable).with_name("loom")), *arguments, "--json"],
             cwd=self.folder,
@@ -83,6 +89,15 @@ class Demo:
         if done.returncode != 0:
             raise DemoFailedError(f"loom {arguments[0]} ended with {done.returncode}: {done.stderr.strip()}")
         return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def loom_each(self, first: tuple[str, ...], *others: tuple[str, ...]) -> None:
+        """Run several commands side by side, and show the first."""
+        with ThreadPoolExecutor(1 + len(others)) as pool:
+            rest = [pool.submit(self.loom, *arguments, quiet=True) for arguments in others]
+            self.loom(*first)
+            self.console.print(Text(f"          ... and {len(others)} more like it", style="cyan"))
+            for done in rest:
+                done.result()
 
     def start_worker(self, name: str) -> None:
         """Start a worker process, which ends with this one."""
@@ -119,7 +134,9 @@ def quoted(argument: str) -> str:
 
 def main() -> int:
     """Run the demo; 0 when everything that it promises was seen."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 110
     console.rule("[bold]loom: durable orders on Kafka")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loom-demo-")))
@@ -157,18 +174,18 @@ def run(demo: Demo, stack: ExitStack) -> None:
         demo.start_worker(name)
         stack.callback(demo.workers[name].stop)
     demo.say("two workers run the flow of examples/orders.py")
+    stack.callback(tidy, parts.bootstrap, prefix)
     watch = Watch(parts.bootstrap, prefix)
     stack.callback(watch.close)
 
-    for order in ORDERS:
-        demo.loom("start", "order", "--id", order, "--input", json.dumps(INPUT))
+    demo.loom("start", "order", "--id", FIRST, "--input", json.dumps(INPUT))
+    demo.loom_each(*(("start", "order", "--id", order, "--input", json.dumps(INPUT)) for order in OTHERS))
     demo.until(watch, "orders wait for the warehouse", lambda: all(waits(watch, order) for order in ORDERS))
     demo.say("all are charged and reserved, and wait for the warehouse: parked, they cost nothing")
 
     kill_while_packing(demo, watch)
-    for order in ORDERS[1:]:
-        demo.loom("send", order, "ship", '{"carrier": "post"}', "--message-id", f"ship-{order}")
-    demo.say("the other orders are told to ship while nobody may be there to listen")
+    demo.say("the others are told to ship, whoever drove them and whether or not anybody listens:")
+    demo.loom_each(*(("send", order, "ship", SHIP, "--message-id", f"ship-{order}") for order in OTHERS))
     demo.until(watch, "every order has ended", lambda: all(ended(watch, order) for order in ORDERS), 90)
     demo.say(f"every order is complete; {demo.victim} never came back")
 
@@ -177,9 +194,18 @@ def run(demo: Demo, stack: ExitStack) -> None:
     demo.console.print(Text("Every order completed exactly once.", style="bold green"))
 
 
+def tidy(bootstrap: str, prefix: str) -> None:
+    """Delete the demo's topics from a broker that goes on running."""
+    if os.environ.get("LOOM_BOOTSTRAP"):
+        admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
+        mine = [name for name in admin.list_topics(timeout=15).topics if name.startswith(prefix)]
+        for deleted in admin.delete_topics(mine, request_timeout=15).values():
+            deleted.result(15)
+
+
 def kill_while_packing(demo: Demo, watch: Watch) -> None:
     """Let the first order ship, and kill the worker that packs it while it does."""
-    demo.loom("send", FIRST, "ship", '{"carrier": "post"}', "--message-id", f"ship-{FIRST}")
+    demo.loom("send", FIRST, "ship", SHIP, "--message-id", f"ship-{FIRST}")
     demo.until(watch, "the first order is being packed", lambda: demo.effects(FIRST)["pack", "begun"] > 0)
     victim = watch.node_of(FIRST)
     if victim not in demo.workers:
@@ -231,25 +257,31 @@ def show(demo: Demo, watch: Watch) -> None:
             Text(str(event.sequence), "dim"),
             f"{(event.timestamp - life[0].event.timestamp) / 1000:.1f}",
             Text(describe(event), style),
-            Text(str(event.metadata.get("node", "")), "dim"),
+            Text(writer_of(event), "dim"),
             Text(f"{seen.partition} @ {seen.offset}", "dim"),
         )
     console.print(grid)
     console.print()
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("order", "status", "events", "finished by", "effects outside"):
+    for column in ("order", "status", "events", "finished by", "effects outside, each done once"):
         table.add_column(column)
     for order in ORDERS:
         noted = demo.effects(order)
-        effects = ", ".join(f"{effect} {noted[effect, 'done']}x" for effect in EFFECTS)
-        if noted["pack", "begun"] > noted["pack", "done"]:
-            effects += f" (begun {noted['pack', 'begun']}x)"
-        last = watch.executions[order][-1].event
-        table.add_row(
-            order, last.data["output"]["status"], str(last.sequence + 1), watch.node_of(order), effects
+        effects = ", ".join(
+            f"{effect}{again(noted, effect)}" for effect in EFFECTS if noted[effect, "done"] == 1
         )
+        last = watch.executions[order][-1].event
+        status = str((last.data.get("output") or {}).get("status"))
+        table.add_row(order, status, str(last.sequence + 1), watch.node_of(order), effects)
     console.print(table)
     console.print()
+
+
+def again(noted: Counter[tuple[str, str]], effect: str) -> str:
+    """A remark for an effect that was begun more often than done."""
+    return (
+        f" (begun {noted[effect, 'begun']} times)" if noted[effect, "begun"] > noted[effect, "done"] else ""
+    )
 
 
 def check(demo: Demo, watch: Watch) -> None:

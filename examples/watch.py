@@ -29,6 +29,11 @@ class Seen:
     offset: int
 
 
+def writer_of(event: Envelope) -> str:
+    """The name of the node that wrote an event, without the mark that tells its lives apart."""
+    return str(event.metadata.get("node", "")).partition(":")[0]
+
+
 class Watch:
     """The executions topic from its beginning, as far as it has been read."""
 
@@ -69,8 +74,8 @@ class Watch:
         return [seen.event.type for seen in self.executions[execution_id]]
 
     def node_of(self, execution_id: str) -> str:
-        """The node that wrote the last event."""
-        return str(self.executions[execution_id][-1].event.metadata.get("node", ""))
+        """The name of the node that wrote the last event."""
+        return writer_of(self.executions[execution_id][-1].event)
 
     def _read(self, seconds: float) -> None:
         message = self._consumer.poll(seconds)
