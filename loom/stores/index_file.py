@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import sqlite3
 import struct
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
+from loom.errors import IndexFileError
 from loom.ids import inbox_stream
 from loom.stores.rows import StreamRow
 
@@ -77,8 +78,8 @@ class IndexFile:
         try:
             self._open()
             if self._meta("format") not in {None, str(FORMAT)}:
-                raise sqlite3.DatabaseError("another format")  # noqa: TRY301 - the same remedy
-        except sqlite3.DatabaseError:
+                raise IndexFileError(str(path), "another format")  # noqa: TRY301 - the same remedy
+        except (sqlite3.DatabaseError, IndexFileError):
             with suppress(AttributeError):
                 self.close()
             _remove(path)
@@ -110,7 +111,7 @@ class IndexFile:
         """Events with ``first <= sequence <= last`` in order, at most ``limit``."""
         query = "SELECT data FROM segments WHERE stream = ? AND last >= ? AND first <= ? ORDER BY first"
         found: list[Stored] = []
-        with self._read_lock, closing(self._reader.execute(query, (stream_id, first, last))) as segments:
+        with self._reading() as db, closing(db.execute(query, (stream_id, first, last))) as segments:
             for (data,) in segments:
                 found += [event for event in _unpack(data) if first <= event[0] <= last]
                 if len(found) >= limit:
@@ -120,16 +121,16 @@ class IndexFile:
     def open_logs(self, after: str, limit: int) -> list[tuple[str, StreamRow]]:
         """Logs without a terminal event as of their last write, ordered by id."""
         query = "SELECT id, row FROM streams WHERE open = 1 AND id > ? ORDER BY id LIMIT ?"
-        with self._read_lock:
-            found = self._reader.execute(query, (after, limit)).fetchall()
+        with self._reading() as db:
+            found = db.execute(query, (after, limit)).fetchall()
         return [(stream_id, load_row(row)) for stream_id, row in found]
 
     def inbox_streams(self, chain_id: str) -> list[tuple[str, StreamRow]]:
         """Inbox streams of a chain, ordered by name."""
         shared = inbox_stream(chain_id)
         query = "SELECT id, row FROM streams WHERE id = ? OR (id > ? AND id < ?) ORDER BY id"
-        with self._read_lock:
-            found = self._reader.execute(query, (shared, shared + ":", shared + ";")).fetchall()
+        with self._reading() as db:
+            found = db.execute(query, (shared, shared + ":", shared + ";")).fetchall()
         return [(stream_id, load_row(row)) for stream_id, row in found]
 
     def snapshot(self, execution_id: str) -> tuple[int, bytes] | None:
@@ -146,7 +147,7 @@ class IndexFile:
 
     def write(self, streams: Sequence[StreamImage], snapshots: Sequence[SnapshotImage] = ()) -> None:
         """Write all of it in one transaction."""
-        with self._write_lock, _transaction(self._writer) as db:
+        with self._writing() as db:
             db.executemany(
                 "INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?, ?)",
                 [(s.stream_id, s.open, s.held, s.zero, s.row) for s in streams],
@@ -172,17 +173,15 @@ class IndexFile:
 
     def forget(self, stream_id: str) -> None:
         """Forget a stream."""
-        with self._write_lock, _transaction(self._writer) as db:
+        with self._writing() as db:
             db.execute("DELETE FROM streams WHERE id = ?", (stream_id,))
             db.execute("DELETE FROM segments WHERE stream = ?", (stream_id,))
 
     def save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Replace the checkpoint, in one step."""
-        with self._write_lock:
-            self._writer.execute(
-                "INSERT OR REPLACE INTO meta VALUES ('checkpoint', ?)",
-                (json.dumps(checkpoint, sort_keys=True),),
-            )
+        value = json.dumps(checkpoint, sort_keys=True)
+        with self._writing() as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('checkpoint', ?)", (value,))
 
     def checkpoint(self) -> dict[str, Any] | None:
         """Return the last checkpoint, None where there is none."""
@@ -191,32 +190,42 @@ class IndexFile:
 
     def wipe(self) -> None:
         """Forget everything."""
-        with self._write_lock, _transaction(self._writer) as db:
+        with self._writing() as db:
             for table in ("streams", "segments", "snapshots"):
                 db.execute(f"DELETE FROM {table}")  # noqa: S608 - three names of our own
             db.execute("DELETE FROM meta WHERE key = 'checkpoint'")
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction."""
+        with self._write_lock, self._translated():
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+            except BaseException:
+                self._writer.execute("ROLLBACK")
+                raise
+            self._writer.execute("COMMIT")
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._read_lock, self._translated():
+            yield self._reader
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise IndexFileError(str(self.path), str(error)) from error
 
     def _meta(self, key: str) -> str | None:
         found = self._one("SELECT value FROM meta WHERE key = ?", (key,))
         return None if found is None else str(found[0])
 
     def _one(self, query: str, parameters: tuple[Any, ...]) -> Any:
-        with self._read_lock:
-            return self._reader.execute(query, parameters).fetchone()
-
-
-class _transaction:  # noqa: N801 - used as a function
-    """``BEGIN`` to ``COMMIT``, or ``ROLLBACK`` on an error."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> sqlite3.Connection:
-        self._db.execute("BEGIN IMMEDIATE")
-        return self._db
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+        with self._reading() as db:
+            return db.execute(query, parameters).fetchone()
 
 
 def dump_row(row: StreamRow) -> str:
@@ -246,9 +255,13 @@ def load_row(text: str) -> StreamRow:
 
 def _connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = NORMAL")  # a crash of the machine may lose the end, never the whole
-    db.execute("PRAGMA secure_delete = ON")  # what was erased from the log does not linger here
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")  # a crash of the machine may lose the end, never the whole
+        db.execute("PRAGMA secure_delete = ON")  # what was erased from the log does not linger here
+    except sqlite3.Error:
+        db.close()
+        raise
     return db
 
 

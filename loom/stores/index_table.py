@@ -172,6 +172,8 @@ class StreamTable:
             with self.lock:
                 for image in images:
                     entries[image.stream_id].trim |= image.trim
+                if leave:
+                    self._finished.update(dict.fromkeys(entries))
             raise
         with self.lock:
             for stream_id, entry in entries.items():

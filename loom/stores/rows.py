@@ -107,7 +107,8 @@ class StreamRow:
 
     def consume(self, sequence: int) -> None:
         """Inbox: everything at or below ``sequence`` waits no longer."""
-        self.consumed = max(self.consumed, sequence)
+        if not self.deleted:
+            self.consumed = max(self.consumed, sequence)
 
     @property
     def waiting(self) -> int:

@@ -222,8 +222,7 @@ def _put(draft: Draft, append: StreamAppend, now_ms: int) -> Appended:
         assert isinstance(last, PutEvent)
         last.consumed = append.consumed
         for inbox, position in append.consumed:
-            if draft.row(inbox) is not None:
-                draft.own(inbox).consume(position)
+            draft.own(inbox).consume(position)
     for outgoing in append.outgoing:
         effects.append(SendOut(outgoing, stream_id, row.head))
     return Appended(stream_id, first, row.head, timestamp)
@@ -288,7 +287,7 @@ def _copy_prefix(draft: Draft, op: CopyPrefix, _now_ms: int) -> Verdict:
         return _refused(ExecutionNotFoundError(op.source), lasting=source is not None)
     if not 0 <= op.through <= source.head:
         return _refused(WrongHeadError(op.source, op.through, source.head), lasting=op.through < 0)
-    if target is not None:
+    if target is not None and (target.exists or target.deleted):
         return _copied_already(draft, op, target)
     stored = [e for e in draft.view.events(op.source, 0, op.through + 1) if e.sequence <= op.through]
     own = draft.own(op.target)

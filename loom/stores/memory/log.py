@@ -94,15 +94,18 @@ class MemoryIndex:
 
     def _put(self, effect: PutEvent) -> None:
         e = effect.envelope
-        row = self._rows.get(e.stream_id)
-        if row is None:
-            row = self._rows[e.stream_id] = new_row(e.stream_id)
+        row = self._row(e.stream_id)
         row.put(e.sequence, e.id, e.type, e.timestamp, fence=effect.fence, node=e.metadata.get("node"))
         raw = effect.encoded if effect.encoded is not None else encode_envelope(e)
         self._events.setdefault(e.stream_id, {})[e.sequence] = e.id, raw
         for inbox, position in effect.consumed:
-            if inbox in self._rows:
-                self._rows[inbox].consume(position)
+            self._row(inbox).consume(position)
+
+    def _row(self, stream_id: str) -> StreamRow:
+        row = self._rows.get(stream_id)
+        if row is None:
+            row = self._rows[stream_id] = new_row(stream_id)
+        return row
 
     def _present(self, stream_id: str, first: int, last: int) -> Iterable[int]:
         row = self._rows.get(stream_id)
