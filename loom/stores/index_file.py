@@ -15,6 +15,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
+from pydantic_core import from_json, to_json
+
 from loom.errors import IndexFileError
 from loom.ids import inbox_stream
 from loom.stores.rows import StreamRow
@@ -224,13 +226,16 @@ class IndexFile:
         return None if found is None else str(found[0])
 
     def _one(self, query: str, parameters: tuple[Any, ...]) -> Any:
-        with self._reading() as db:
-            return db.execute(query, parameters).fetchone()
+        with self._read_lock:
+            try:
+                return self._reader.execute(query, parameters).fetchone()
+            except sqlite3.Error as error:
+                raise IndexFileError(str(self.path), str(error)) from error
 
 
 def dump_row(row: StreamRow) -> str:
     """A row as text."""
-    return json.dumps(
+    return to_json(
         (
             row.kind,
             row.head,
@@ -245,12 +250,12 @@ def dump_row(row: StreamRow) -> str:
             row.deleted,
             row.recent,
         )
-    )
+    ).decode()
 
 
 def load_row(text: str) -> StreamRow:
     """The row of ``dump_row``."""
-    return StreamRow(*json.loads(text))
+    return StreamRow(*from_json(text))
 
 
 def _connect(path: Path) -> sqlite3.Connection:

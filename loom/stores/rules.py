@@ -54,23 +54,28 @@ UNKNOWN_PLACE: Final = -1
 class Draft:
     """The changes of one op, kept apart until all of it is accepted."""
 
-    __slots__ = ("effects", "rows", "view")
+    __slots__ = ("_read", "effects", "rows", "view")
 
     def __init__(self, view: View) -> None:
         self.view = view
         self.rows: dict[str, StreamRow] = {}
         self.effects: list[Effect] = []
+        self._read: dict[str, StreamRow | None] = {}
 
     def row(self, stream_id: str) -> StreamRow | None:
         """Row of a stream with the op's own changes; not to be changed."""
         row = self.rows.get(stream_id)
-        return self.view.row(stream_id) if row is None else row
+        if row is not None:
+            return row
+        if stream_id not in self._read:
+            self._read[stream_id] = self.view.row(stream_id)
+        return self._read[stream_id]
 
     def own(self, stream_id: str) -> StreamRow:
         """The op's own row of the stream, to be changed."""
         row = self.rows.get(stream_id)
         if row is None:
-            base = self.view.row(stream_id)
+            base = self.row(stream_id)
             row = self.rows[stream_id] = new_row(stream_id) if base is None else base.copy()
         return row
 
@@ -123,29 +128,28 @@ def _append_all(draft: Draft, op: AppendOps, now_ms: int) -> Verdict:
 
 def _repeat_of(draft: Draft, append: StreamAppend) -> Appended | None:
     """Where the append already stands, None where it does not."""
-    row = draft.row(append.stream_id)
-    count = len(append.events)
+    stream_id, count = append.stream_id, len(append.events)
+    row = draft.row(stream_id)
     if row is None or row.head == NO_EVENTS or not count:
         return None
-    if append.observation is not None:
-        first = append.observation.head + 1
-        if append.observation.anchor != (row.anchor if first else None):
+    first = _place_of(draft, append, row)
+    if first is None:
+        return None
+    if append.expected_head is not None or append.observation is not None:
+        last = first + count - 1
+        if last > row.head or draft.view.event_ids(stream_id, first, last) != [e.id for e in append.events]:
             return None
-    elif append.expected_head is not None:
-        first = append.expected_head + 1
-    else:
-        place = _recent_place(draft, append.stream_id, row, append.events[0].id)
-        return (
-            None
-            if place is None
-            else Appended(append.stream_id, place, place + count - 1, row.timestamp, True)
-        )
-    last = first + count - 1
-    if last > row.head or first < 0:
-        return None
-    if draft.view.event_ids(append.stream_id, first, last) != [e.id for e in append.events]:
-        return None
-    return Appended(append.stream_id, first, last, row.timestamp, repeated=True)
+    return Appended(stream_id, first, first + count - 1, row.timestamp, repeated=True)
+
+
+def _place_of(draft: Draft, append: StreamAppend, row: StreamRow) -> int | None:
+    """Sequence at which the first event would stand if the append had been made before; None where it was not."""
+    seen = append.observation
+    if seen is not None:
+        return seen.head + 1 if seen.anchor == (None if seen.head == NO_EVENTS else row.anchor) else None
+    if append.expected_head is not None:
+        return append.expected_head + 1 if append.expected_head >= NO_EVENTS else None
+    return _recent_place(draft, append.stream_id, row, append.events[0].id)
 
 
 def _recent_place(draft: Draft, stream_id: str, row: StreamRow, event_id: str) -> int | None:
