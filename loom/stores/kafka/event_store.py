@@ -67,6 +67,8 @@ class KafkaEventStore:
         self._origin = origin
         self._ids = ids
         self._on_fatal = on_fatal
+        self.failure: Exception | None = None
+        """Why this node can own nothing any more; None while it can."""
         self._listener: CommitListener | None = None
         self._feed = LiveFeed()
         self._closed = False
@@ -375,6 +377,7 @@ class KafkaEventStore:
     def fatal(self, error: Exception) -> None:
         """Tell the loop that this node can own nothing any more."""
         _log.error("this node owns no partition any more: %s", error)
+        self.failure = error
         if self._on_fatal is not None:
             self._call(self._on_fatal, error)
 

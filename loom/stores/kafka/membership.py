@@ -7,6 +7,7 @@ polling on its behalf would let it hold its partitions for ever.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -28,6 +29,7 @@ POLL_S: Final = 0.05
 BATCH: Final = 500
 """Messages taken from the client at once; a handler that pauses a partition still gets the rest of the batch."""
 _LEAVE_S: Final = 3.0
+_WAKE_S: Final = 0.5
 _CONFIRM_S: Final = 5.0
 _REFUTED: Final = frozenset(
     {
@@ -199,7 +201,8 @@ class Membership:
             "enable.auto.offset.store": False,
             "auto.offset.reset": "earliest",
             "isolation.level": "read_committed",
-            "fetch.wait.max.ms": 500,
+            # a partition that is resumed waits for the fetch that is under way without it
+            "fetch.wait.max.ms": 100,
             "socket.nagle.disable": True,
             "queued.max.messages.kbytes": 16_384,
             "on_commit": self._on_commit,
@@ -380,6 +383,9 @@ class Membership:
                 continue  # the client has not begun with the partition yet: next round
             self._client.resume([self._at(partition)])
             del self._resume_at[partition]
+            # The client's fetcher sleeps for up to a second while everything is paused; any request to it wakes it.
+            with contextlib.suppress(KafkaException):
+                self._client.get_watermark_offsets(self._at(partition), timeout=_WAKE_S)
 
     def _at(self, partition: int, offset: int | None = None) -> TopicPartition:
         if offset is None:

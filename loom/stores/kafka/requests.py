@@ -110,6 +110,7 @@ class Requester:
             deliver=self._take,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
 
     async def start(self, deadline: Deadline) -> None:
         """Fix the position in ``replies``.
@@ -122,9 +123,9 @@ class Requester:
 
     async def close(self, deadline: Deadline) -> bool:
         """End; who still waits is told. False if a thread had not ended at ``deadline``."""
+        self._closed = True
         for ask, _ in list(self._waiting.values()):
-            if not ask.answer.done():
-                ask.answer.set_exception(OutcomeUnknownError(ask.stream_id, "the store was closed"))
+            ask.failed.set()
         return await asyncio.to_thread(self._reader.close, deadline)
 
     async def write(self, shard: int, stream_id: str, key: str, op: RequestOp, deadline: Deadline) -> Any:
@@ -154,7 +155,7 @@ class Requester:
         self._sender.send(self._catalogue.appends, shard, key, self._codec.encode(request))
 
     async def _ask(self, shard: int, stream_id: str, key: str, op: RequestOp, deadline: Deadline) -> Any:
-        if self._loop is None:
+        if self._loop is None or self._closed:
             raise StorageWriteError(stream_id, "the store is not open")
         if len(self._waiting) >= MAX_PENDING:
             raise StorageWriteError(stream_id, f"{MAX_PENDING} requests wait for their owners already")
@@ -195,6 +196,8 @@ class Requester:
         failed = asyncio.ensure_future(ask.failed.wait())
         try:
             await asyncio.wait({ask.answer, failed}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if self._closed and not ask.answer.done():
+                raise OutcomeUnknownError(ask.stream_id, "the store was closed")
             if ask.failed.is_set() and not ask.answer.done():
                 if isinstance(ask.error, TopicsError | BrokerError):
                     raise ask.error
@@ -220,7 +223,7 @@ class Requester:
         if ask.copies and ask.deadline.left_s > 0:
             ask.cancel_id = f"{ask.request_id}:cancel"
             self._send_as(ask, ask.cancel_id, CancelOp(ask.request_id, ask.since))
-            await asyncio.wait({ask.answer}, timeout=ask.deadline.left_s)
+            await self._wait(ask, ask.deadline.left_s)
         if ask.answer.done():
             try:
                 return self._settled(ask)

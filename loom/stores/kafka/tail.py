@@ -60,7 +60,7 @@ class TailReader:
         self._stopping = threading.Event()
         config = reader_config(bootstrap, kafka, client_id=client_id) | {
             "auto.offset.reset": "latest",
-            "fetch.wait.max.ms": 500,
+            "fetch.wait.max.ms": 100,
             "enable.partition.eof": False,
         }
         self._consumer = Consumer(config, logger=_log)
