@@ -232,12 +232,17 @@ class PayloadShreddedError(LoomError):
 
 
 class KeyUnavailableError(LoomError):
-    """The subject's key is not here; absent is not erased (system.md 2.6)."""
+    """The subject's key is not here; absent is not erased (system.md 2.6).
+
+    Where a stored event needed it, ``stream_id``, ``sequence`` and ``covers`` say which; nothing of this reaches a caller.
+    """
 
     code: ClassVar[str] = "key-unavailable"
 
-    def __init__(self, subject: str) -> None:
-        self.subject = subject
+    def __init__(
+        self, subject: str, stream_id: str = "", sequence: int = -1, covers: tuple[str, ...] = ()
+    ) -> None:
+        self.subject, self.stream_id, self.sequence, self.covers = subject, stream_id, sequence, covers
         super().__init__(
             f"the key of subject {subject!r} is not available on this node; configure sealing.keys"
         )
@@ -510,10 +515,19 @@ class PlaintextSnapshotRefusedError(StoreError):
 
 
 class ShardSealingMismatchError(StoreError):
-    """Shards of one store seal differently."""
+    """Shards of one store seal differently (system.md 2.2): no answer for the whole would be true of each.
 
-    def __init__(self, details: str) -> None:
-        self.details = details
+    ``shards`` has, by index, cipher and covers of each shard; cipher None: it seals nothing. Never key material.
+    """
+
+    exit_status = 2
+
+    def __init__(self, shards: tuple[tuple[int, str | None, tuple[str, ...]], ...]) -> None:
+        self.shards = shards
+        details = "; ".join(
+            f"shard {index}: " + (f"{cipher}, {len(covers)} paths" if cipher else "nothing")
+            for index, cipher, covers in shards[:8]
+        )
         super().__init__(f"shards disagree on sealing ({details}); configure them alike")
 
 

@@ -93,12 +93,14 @@ class Committed:
     """Events that became durable, as handed to listeners in the same process, in log order per stream.
 
     ``origin`` is the ``origin`` label of the appending store handle (None for one from another node): a driver
-    recognises its own appends by it and skips them.
+    recognises its own appends by it and skips them. ``unopened`` are the sequences, of a log, that a sealing store could
+    not open here: those envelopes stand as they are stored, and refuse the execution (system.md 2.3).
     """
 
     stream_id: str
     envelopes: tuple[Envelope, ...]
     origin: str | None
+    unopened: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class StreamInfo:
 
     ``first`` is the lowest sequence still there above 0 (1 where nothing was trimmed). ``status`` is the last event's
     type for logs. ``node`` is ``metadata.node`` of the last event that carried a fence (the driver's incarnation).
+    ``owner`` is who took the current fence (None: the append of sequence 0, or not told by another node's reply).
     """
 
     stream_id: str
@@ -116,6 +119,7 @@ class StreamInfo:
     anchor: str | None
     status: str | None
     node: str | None
+    owner: str | None = None
 
 
 class CommitListener(Protocol):
@@ -234,6 +238,15 @@ class OwningEventStore(EventStore, Protocol):
     def inbox_streams(self, chain_id: str) -> list[StreamInfo]:
         """Inbox streams of a chain that this process serves. Not a coroutine."""
         ...
+
+
+OPTIONAL_EVENT_STORE_METHODS: Final = ("sealing_capability", "read_at_rest", "read_redacted", "notify", "mint_id")
+"""What an event store may have beyond its contract, asked for with ``getattr``; absent means that it cannot.
+
+``sealing_capability() -> SealingCapability | None``: what this node opens (absent, None: nothing); ``read_at_rest``: as
+``read``, stored envelopes, never asking for a key; ``read_redacted``: as ``read``, what cannot be opened redacted.
+Every wrapper forwards, overrides or refuses each of them by name (a test lists them all).
+"""
 
 
 class Outcome(Enum):

@@ -82,6 +82,7 @@ class RedisConnection:
         except ValueError:  # its text may repeat a password
             raise ConfigError(SETTING, "the URL cannot be used", "write redis://HOST:PORT/DB") from None
         self.address = _address(self._pool.connection_kwargs)
+        self.database = str(self._pool.connection_kwargs.get("db") or 0)
         self._client: Redis = Redis(connection_pool=self._pool)
         self._execute: Callable[..., Awaitable[Any]] = self._client.execute_command
 

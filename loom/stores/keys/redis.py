@@ -1,0 +1,97 @@
+"""Keys on Redis, shared by a fleet. Redis must persist them: what it loses, nobody can open any more.
+
+Each script is atomic and harmless when repeated; the shape of a row is that of ``loom.stores.keys.file.dump_row``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Final
+
+from loom.ids import IdSource, ulid
+from loom.stores.keys.file import load_row
+from loom.stores.keys.store import KeyRow, WrappedKey, WrappingKeyStore
+from loom.stores.redis.connection import RedisConnection
+from loom.stores.redis.scripts import Script
+
+if TYPE_CHECKING:
+    from loom.stores.keys.wrapping import KeyWrapper
+
+_PART: Final = "keys"
+
+
+def _script(name: str, source: str) -> Script:
+    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+# KEYS: rows (hash: subject -> row). ARGV: subject, key id, wrapped key, uses, limit (-1: always a new version).
+_CHARGE: Final = _script(
+    "charge a key",
+    """
+local raw = redis.call('HGET', KEYS[1], ARGV[1])
+local row = raw and cjson.decode(raw) or {k = {}}
+if row.d then return raw end
+local n, uses, limit = #row.k, tonumber(ARGV[4]), tonumber(ARGV[5])
+if n > 0 and row.k[n][3] + uses <= limit then
+  row.k[n][3] = row.k[n][3] + uses
+else
+  row.k[n + 1] = {ARGV[2], ARGV[3], uses}
+end
+raw = cjson.encode(row)
+redis.call('HSET', KEYS[1], ARGV[1], raw)
+return raw
+""",
+)
+
+_DESTROY: Final = _script(
+    "destroy keys",
+    """
+local raw = redis.call('HGET', KEYS[1], ARGV[1])
+if not raw or cjson.decode(raw).d then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], '{"d":1}')
+return 1
+""",
+)
+
+
+class _RedisRows:
+    def __init__(self, connection: RedisConnection) -> None:
+        self.connection = connection
+        self._keys = [connection.key(_PART, "rows")]
+
+    async def load(self, subject: str) -> KeyRow | None:
+        raw = await self.connection.command("HGET", self._keys[0], subject)
+        return None if raw is None else load_row(raw, subject)
+
+    async def charge(self, subject: str, proposal: WrappedKey, limit: int) -> KeyRow:
+        args = [subject, proposal.id, proposal.wrapped.hex(), proposal.uses, limit]
+        return load_row(await self.connection.call(_CHARGE, self._keys, args), subject)
+
+    async def push(self, subject: str, proposal: WrappedKey) -> KeyRow:
+        return await self.charge(subject, proposal, -1)
+
+    async def destroy(self, subject: str) -> bool:
+        return bool(await self.connection.call(_DESTROY, self._keys, [subject]))
+
+    def identity(self) -> str:
+        return f"redis://{self.connection.address}/{self.connection.database}#{self.connection.prefix}"
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+
+class RedisKeyStore(WrappingKeyStore):
+    """See :class:`loom.stores.keys.contract.KeyStore`. Errors of every call: those of ``RedisConnection.call``."""
+
+    def __init__(
+        self,
+        url: str,
+        prefix: str,
+        wrapper: KeyWrapper,
+        *,
+        timeout_ms: int = 1000,
+        ids: IdSource | None = None,
+    ) -> None:
+        """Prepare the store; nothing is connected yet."""
+        self.connection = RedisConnection(url, prefix, timeout_ms=timeout_ms, ids=ulid)
+        super().__init__(_RedisRows(self.connection), wrapper, ids=ids)

@@ -1,0 +1,157 @@
+"""What every key store does alike: wrap, unwrap, refuse. Where the rows rest is a backend's business (``KeyRows``)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Protocol
+
+from loom.errors import InvalidInputError, KeyUnavailableError, PayloadShreddedError
+from loom.stores.keys.contract import MAX_KEY_USES, DataKey, KeySet
+from loom.stores.keys.wrapping import KEY_BYTES, KeyWrapper
+
+if TYPE_CHECKING:
+    from loom.ids import IdSource
+
+MAX_SUBJECT: Final = 1024
+"""Longest subject, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedKey:
+    """One version of a key as it rests; ``uses`` counts the seals charged to it."""
+
+    id: str
+    wrapped: bytes
+    uses: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """What rests of a subject: its versions, oldest first; ``destroyed`` once they are gone for good."""
+
+    keys: tuple[WrappedKey, ...] = ()
+    destroyed: bool = False
+
+
+class KeyRows(Protocol):
+    """Where rows rest. Each call is atomic, and may be repeated after a lost answer: no key is lost by it."""
+
+    async def load(self, subject: str) -> KeyRow | None:
+        """The row, None where there never was one."""
+        ...
+
+    async def charge(self, subject: str, proposal: WrappedKey, limit: int) -> KeyRow:
+        """Apply :func:`charged`, keep and return the row; durable once this returns."""
+        ...
+
+    async def push(self, subject: str, proposal: WrappedKey) -> KeyRow:
+        """Apply :func:`pushed`, keep and return the row; durable once this returns."""
+        ...
+
+    async def destroy(self, subject: str) -> bool:
+        """Replace a row that has keys by a destroyed one, overwriting them; False where there are none."""
+        ...
+
+    def identity(self) -> str:
+        """See ``KeyStore.identity``."""
+        ...
+
+    async def close(self) -> None:
+        """Release everything; idempotent."""
+        ...
+
+
+def charged(row: KeyRow | None, proposal: WrappedKey, limit: int) -> KeyRow:
+    """Charge the proposal's uses to the current key; where it cannot bear them, the proposal becomes current."""
+    if row is None or not row.keys:
+        return pushed(row, proposal)
+    last = row.keys[-1]
+    if last.uses + proposal.uses > limit:
+        return pushed(row, proposal)
+    return KeyRow((*row.keys[:-1], replace(last, uses=last.uses + proposal.uses)))
+
+
+def pushed(row: KeyRow | None, proposal: WrappedKey) -> KeyRow:
+    """Make the proposal current; a destroyed row stays what it is."""
+    if row is not None and row.destroyed:
+        return row
+    return KeyRow((*(row.keys if row is not None else ()), proposal))
+
+
+class WrappingKeyStore:
+    """See :class:`loom.stores.keys.contract.KeyStore`."""
+
+    def __init__(self, rows: KeyRows, wrapper: KeyWrapper, *, ids: IdSource | None = None) -> None:
+        self._rows = rows
+        self._wrapper = wrapper
+        self._ids: IdSource = ids or _opaque_id
+
+    async def get(self, subject: str) -> KeySet | None:
+        """See :meth:`loom.stores.keys.contract.KeyStore.get`."""
+        row = await self._rows.load(_checked(subject))
+        if row is None or not row.keys:
+            return None
+        keys = [key for wrapped in row.keys if (key := await self._unwrap(wrapped)) is not None]
+        if not keys:
+            raise KeyUnavailableError(subject)
+        return KeySet(subject, tuple(keys))
+
+    async def ensure(self, subject: str, uses: int = 1) -> KeySet:
+        """See :meth:`loom.stores.keys.contract.KeyStore.ensure`."""
+        if not 0 < uses <= MAX_KEY_USES:
+            raise InvalidInputError(
+                "uses of a key", f"{uses} is out of range", f"ask for 1 to {MAX_KEY_USES}"
+            )
+        proposal = await self._propose(uses)
+        return await self._sealing(
+            subject, await self._rows.charge(_checked(subject), proposal, MAX_KEY_USES)
+        )
+
+    async def rotate(self, subject: str) -> KeySet:
+        """See :meth:`loom.stores.keys.contract.KeyStore.rotate`."""
+        return await self._sealing(subject, await self._rows.push(_checked(subject), await self._propose(0)))
+
+    async def destroy(self, subject: str) -> bool:
+        """See :meth:`loom.stores.keys.contract.KeyStore.destroy`."""
+        return await self._rows.destroy(_checked(subject))
+
+    async def was_destroyed(self, subject: str) -> bool:
+        """See :meth:`loom.stores.keys.contract.KeyStore.was_destroyed`."""
+        row = await self._rows.load(_checked(subject))
+        return row is not None and row.destroyed
+
+    def identity(self) -> str:
+        """See :meth:`loom.stores.keys.contract.KeyStore.identity`."""
+        return self._rows.identity()
+
+    async def close(self) -> None:
+        """See :meth:`loom.stores.keys.contract.KeyStore.close`."""
+        await self._rows.close()
+
+    async def _propose(self, uses: int) -> WrappedKey:
+        return WrappedKey(self._ids(), await self._wrapper.wrap(os.urandom(KEY_BYTES)), uses)
+
+    async def _sealing(self, subject: str, row: KeyRow) -> KeySet:
+        if row.destroyed:
+            raise PayloadShreddedError(subject)
+        current = await self._unwrap(row.keys[-1])
+        if current is None:
+            raise KeyUnavailableError(subject)
+        older = [key for wrapped in row.keys[:-1] if (key := await self._unwrap(wrapped)) is not None]
+        return KeySet(subject, (*older, current))
+
+    async def _unwrap(self, wrapped: WrappedKey) -> DataKey | None:
+        secret = await self._wrapper.unwrap(wrapped.wrapped)
+        return None if secret is None or len(secret) != KEY_BYTES else DataKey(wrapped.id, secret)
+
+
+def _opaque_id() -> str:
+    return secrets.token_hex(12)
+
+
+def _checked(subject: str) -> str:
+    if not subject or len(subject) > MAX_SUBJECT:
+        raise InvalidInputError("subject", "it is empty or too long", f"use 1 to {MAX_SUBJECT} characters")
+    return subject
