@@ -22,6 +22,7 @@ from loom.ids import inbox_stream
 from loom.kernel.inbox import Plan, load_waits, message_of, next_delivery, topics_of, wakes_of
 from loom.kernel.state import ExecutionState, fold
 from loom.runtime import facts
+from loom.runtime.drivers import driver_of, fence_owner, undriven
 from loom.runtime.run import Run
 from loom.runtime.waiters import Ending
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
@@ -247,7 +248,7 @@ class Driving:
 
     async def _fence(self, run: Run, seen: Observation) -> int:
         engine = self._engine
-        owner = f"{engine.node}/{engine.event_id()}"
+        owner = fence_owner(engine.node, seen.head, engine.event_id())
         try:
             return await engine.patiently(lambda: engine.events.acquire_fence_if(run.id, seen, owner), run.id)
         except BaseException:
@@ -284,8 +285,9 @@ class Driving:
         async with self._slots, self.exclusive(execution_id):
             if execution_id in engine.runs:
                 return False
+            info = await engine.events.info(execution_id)
             loaded = await self.load(execution_id)
-            if loaded is None or not undriven(loaded.history):
+            if info is None or loaded is None or not undriven(loaded.history, driver_of(info)):
                 return False
             try:
                 return await self.take(loaded) is not None
@@ -298,6 +300,7 @@ class Driving:
         reason: str,
         evidence: str,
         *,
+        previous: str | None = None,
         by: str | None = None,
         workflow: str | None = None,
     ) -> Run | None:
@@ -312,7 +315,7 @@ class Driving:
         known: dict[str, Json] = {
             "reason": reason,
             "evidence": evidence,
-            "previousNode": _driver_of(loaded.history),
+            "previousNode": previous,
             "by": by,
             "workflow": workflow,
         }
@@ -400,26 +403,9 @@ def ended(envelopes: Sequence[Envelope]) -> bool:
     return any(e.type in TERMINAL_KINDS for e in envelopes)
 
 
-def undriven(history: Sequence[Envelope]) -> bool:
-    """Whether the last event that moved the flow came from a verb: no driver has taken it up yet."""
-    for envelope in reversed(history):
-        if envelope.type not in SIDE_KINDS:
-            moves = envelope.type in {
-                Kind.EXECUTION_STARTED,
-                Kind.EXECUTION_RESUMED,
-                Kind.EXECUTION_RECOVERED,
-            }
-            return moves and "node" not in envelope.metadata
-    return False
-
-
 def workflow_of(history: Sequence[Envelope], state: ExecutionState) -> str:
     """The flow that drives it: that of its start, or the one an operator resumed it as."""
     for envelope in reversed(history):
         if envelope.type == Kind.EXECUTION_RECOVERED and isinstance(envelope.data.get("workflow"), str):
             return str(envelope.data["workflow"])
     return state.workflow
-
-
-def _driver_of(history: Sequence[Envelope]) -> str | None:
-    return next((str(e.metadata["node"]) for e in reversed(history) if "node" in e.metadata), None)

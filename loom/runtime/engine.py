@@ -269,6 +269,11 @@ class Engine:
             self.parked_runs.move_to_end(run.id)
         self.loop.call_soon(self._evict)
 
+    def rests(self, run: Run) -> None:
+        """A parked run found nothing to do. Where another process hears what wakes it, it has no place here."""
+        if run.evictable() and not self.owns(run.chain_id):
+            self.drop(run)
+
     def _evict(self) -> None:
         limit = self.config.max_resident
         while len(self.parked_runs) > limit:

@@ -86,7 +86,9 @@ class Listener:
                 engine.forget(run)
             engine.driving.tell_end(committed.stream_id, committed.envelopes)
         elif run is not None:
-            if "node" in last.metadata:  # another driver holds the fence: this run is superseded
+            if (
+                "node" in last.metadata or last.type == Kind.EXECUTION_RECOVERED
+            ):  # another driver has it, or will
                 run.stop()
                 engine.forget(run)
             else:

@@ -17,6 +17,7 @@ from loom.kernel.flow import FlowDefinition
 from loom.kernel.inbox import DISCARDED, EXPIRED, Disposal, InboxMessage, message_of
 from loom.kernel.state import ExecutionState, fold
 from loom.runtime import facts
+from loom.runtime.drivers import NEVER, fence_owner
 from loom.runtime.handle import Handle
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, StreamAppend
@@ -46,7 +47,7 @@ class Operators:
         """Take the execution from its driver; return the token."""
         await self._verbs.judged("acquire_fence", execution_id, principal)
         engine = self._engine
-        owner = f"{engine.node}/{engine.event_id()}"
+        owner = fence_owner(engine.node, NEVER, engine.event_id())
         return await engine.patiently(lambda: engine.events.acquire_fence(execution_id, owner), execution_id)
 
     async def redrive(

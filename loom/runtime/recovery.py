@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import LoomError, RedriveExhaustedError, StoreError
-from loom.ids import inbox_stream, routing_id
+from loom.ids import inbox_stream
 from loom.kernel.inbox import load_waits, topics_of
-from loom.runtime.driving import undriven
+from loom.runtime.drivers import Driver, driver_of, may_be_undriven, undriven
 from loom.runtime.facts import CANCEL_TOPIC
 from loom.runtime.presence import Evidence
 from loom.schemas.envelope import Kind
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 PAGE: Final = 500
 AT_ONCE: Final = 16
-MAY_BE_UNDRIVEN: Final = frozenset({Kind.EXECUTION_STARTED, Kind.EXECUTION_RESUMED, Kind.EXECUTION_RECOVERED})
-"""Last events that a verb may have written: the driver before it says nothing of who goes on."""
-
 IsAbandoned = Callable[[str], Awaitable[bool]]
 """A host's own evidence that an execution's driver is gone; it must agree, and is enough where there are no leases."""
 
@@ -187,51 +184,50 @@ class Recovery:
         async with engine.driving.exclusive(execution_id):
             if execution_id in engine.runs or not engine.live():
                 return
+            now = await engine.events.info(execution_id)
             loaded = await engine.driving.load(execution_id)
-            if loaded is None or loaded.state.status != "running":
+            if now is None or loaded is None or loaded.state.status != "running":
                 return
             heads = engine.inbox_heads(loaded.state.chain_id)
             cancelled = inbox_stream(loaded.state.chain_id, CANCEL_TOPIC) in heads
-            if not cancelled:
-                await self._judge(loaded)
+            if not cancelled and now.fence == loaded.observation.fence:
+                await self._judge(loaded, driver_of(now))
         if cancelled:
-            await self._verbs.cancel_by_request(execution_id, await self._reason(routing_id(execution_id)))
+            await self._verbs.cancel_by_request(execution_id, await self._reason(loaded.state.chain_id))
 
     async def _driven(self, info: StreamInfo) -> bool:
         """Whether its driver is known to live, told without reading its log."""
-        if info.node in {None, self._engine.node} or info.status in MAY_BE_UNDRIVEN or self._presence is None:
+        node = driver_of(info).node
+        if node in {None, self._engine.node} or may_be_undriven(info) or self._presence is None:
             return False
-        assert info.node is not None
-        return (await self._presence.evidence([info.node]))[info.node] in {Evidence.LIVE, Evidence.QUIET}
+        assert node is not None
+        return (await self._presence.evidence([node]))[node] in {Evidence.LIVE, Evidence.QUIET}
 
-    async def _judge(self, loaded: Loaded) -> None:
+    async def _judge(self, loaded: Loaded, driver: Driver) -> None:
         engine, execution_id = self._engine, loaded.state.execution_id
-        if undriven(loaded.history):
+        if undriven(loaded.history, driver):
             await engine.driving.take(loaded)
             return
-        evidence = await self.evidence_of(loaded)
+        evidence = await self.evidence_of(loaded, driver)
         if evidence is None:
             self._unsettled[execution_id] = None
             return
         if loaded.state.unproductive >= engine.config.max_recoveries:
-            engine.signals.repeated_error(
-                RedriveExhaustedError(execution_id, loaded.state.unproductive), execution_id
-            )
+            exhausted = RedriveExhaustedError(execution_id, loaded.state.unproductive)
+            engine.signals.repeated_error(exhausted, execution_id)
             return
-        await engine.driving.recover(loaded, "abandoned", evidence)
+        await engine.driving.recover(loaded, "abandoned", evidence, previous=driver.node)
 
-    async def evidence_of(self, loaded: Loaded) -> str | None:
+    async def evidence_of(self, loaded: Loaded, driver: Driver) -> str | None:
         """Why its driver is held to be gone; None where it may live, or nothing is known.
 
         Raises:
             StoreError, TimeoutError: the evidence could not be read.
         """
-        engine, execution_id = self._engine, loaded.state.execution_id
-        node = next((str(e.metadata["node"]) for e in reversed(loaded.history) if "node" in e.metadata), None)
+        engine, execution_id, node = self._engine, loaded.state.execution_id, driver.node
         if node == engine.node:
             # This very process drove it, and knows that it does no longer: unless another took the fence since.
-            known = engine.orphans.get(execution_id)
-            return "own" if known == loaded.observation.fence else None
+            return "own" if engine.orphans.get(execution_id) == loaded.observation.fence else None
         if self._is_abandoned is not None and not await self._is_abandoned(execution_id):
             return None
         if engine.leases is None or self._presence is None:

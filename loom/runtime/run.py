@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 from collections import deque
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from loom.errors import FlowDivergedError, LoomError, PayloadShreddedError, SealedPayloadUnreadableError
+from loom.errors import LoomError, PayloadShreddedError, SealedPayloadUnreadableError
 from loom.kernel.commands import (
     Abandon,
     Command,
@@ -114,7 +115,7 @@ class Run:
         """Bring the flow to where its log ends; nothing is written, nothing runs before ``take_up``.
 
         Raises:
-            FlowDivergedError, FlowStuckError, SealedPayloadUnreadableError: it cannot go on here.
+            FlowStuckError, SealedPayloadUnreadableError: it cannot go on here.
         """
         commands = self.machine.replay(history)
         if self._state.status == "suspended" and all(isinstance(c, Wait) for c in commands):
@@ -354,6 +355,8 @@ class Run:
 
     def _rest(self, waits: tuple[Wait, ...]) -> None:
         """Nothing can be answered now: wait for effects, or park."""
+        if self.phase is Phase.PARKED:
+            self.engine.rests(self)
         if self.phase is not Phase.RUNNING or self._parking:
             return
         if self.steps.busy or self.pending:
@@ -434,22 +437,27 @@ class Run:
     def _journal_failed(self, error: BaseException) -> None:
         self.engine.journal_failed(self, error)
 
-    def foreign(self, envelopes: Sequence[Envelope]) -> bool:
-        """Take events that others appended, where the run is idle and they follow its head; False where it cannot."""
+    def foreign(self, envelopes: Sequence[Envelope]) -> None:
+        """Take events that verbs appended, as far as the run is idle and they follow its head.
+
+        What it cannot take it finds out at its next append.
+        """
         for envelope in envelopes:
+            answer = envelope.type == Kind.EXECUTION_RESUMED
+            follows = envelope.sequence == self.journal.head + 1 and not self.journal.behind
             if envelope.sequence <= self.journal.head:
                 continue
-            if self.journal.behind or envelope.sequence != self.journal.head + 1 or not self.active:
-                return False
+            if not (follows and self.active and (answer or envelope.type in SIDE_KINDS)):
+                return
             self.journal.head = self.journal.tail = envelope.sequence
             self.note(envelope)
-            if envelope.type == Kind.EXECUTION_RESUMED:
+            if answer:
                 self._wait_sites.discard(str(envelope.data.get("siteId")))
                 self._unpark()
-                self.do(lambda e=envelope: self._execute(self.machine.apply(e)))  # type: ignore[misc]
-            elif envelope.type not in SIDE_KINDS:
-                return False
-        return True
+                self.do(partial(self._apply, envelope))
+
+    def _apply(self, envelope: Envelope) -> None:
+        self._execute(self.machine.apply(envelope))
 
     @property
     def held(self) -> bool:
@@ -501,8 +509,3 @@ class Run:
         self._clear_alarm()
         self.steps.stop()
         self.machine.close()
-
-    def describe(self) -> FlowDivergedError | None:
-        """How the flow left its log, where it did."""
-        error = self.machine.latched
-        return error if isinstance(error, FlowDivergedError) else None

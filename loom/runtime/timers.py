@@ -8,6 +8,7 @@ looked at again at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 from typing import TYPE_CHECKING, Final
 
@@ -79,10 +80,9 @@ class TimerService:
         wait_ms = POLL_MS if not self._hints else min(POLL_MS, self._hints[0] - now)
         wait_ms = max(wait_ms, SHORTEST_PAUSE_MS) if not failures else POLL_MS * min(failures, 20)
         self._moved.clear()
-        try:
-            await asyncio.wait_for(self._moved.wait(), wait_ms / 1000)
-        except TimeoutError:
-            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_ms / 1000):
+                await self._moved.wait()
 
     async def _round(self) -> bool:
         """Fire what is due; whether there may be more right now."""

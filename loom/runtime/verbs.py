@@ -25,11 +25,13 @@ from loom.kernel.guard import check_ingest
 from loom.kernel.inbox import find_gate, load_waits
 from loom.kernel.values import dump_json
 from loom.runtime import endings, facts
+from loom.runtime.drivers import NEVER, fence_owner
 from loom.runtime.handle import Handle, status_of
 from loom.runtime.journal import JournalLatched, append_patiently
 from loom.runtime.sizes import json_size
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, StreamAppend
+from loom.stores.rows import RECENT_IDS
 
 if TYPE_CHECKING:
     from loom.kernel.state import ExecutionState
@@ -198,7 +200,6 @@ class Verbs:
             )
         check_ingest(execution_id, topic, data)
         chain_id = str(first.data.get("chainId") or execution_id)
-        await self._assert_unfinished("send to", execution_id, chain_id)
         given = message_id or engine.ids()
         event = facts.message(
             topic,
@@ -208,20 +209,32 @@ class Verbs:
             event_id=dedupe_key(sender, given),
             metadata=facts.stamp(None if principal is None else principal.actor),
         )
-        append = StreamAppend(
-            inbox_stream(chain_id, topic), (event,), backlog_cap=engine.config.inbox_max_backlog
-        )
+        stream_id = inbox_stream(chain_id, topic)
+        ended = await self._ending_of(execution_id, chain_id)
+        if ended is not None:
+            if message_id is not None and await self._was_sent(stream_id, event.id):
+                return given  # a sender that repeats itself is told what it was told, or would have been
+            raise ExecutionFinishedError("send to", execution_id, status_of(ended))
+        append = StreamAppend(stream_id, (event,), backlog_cap=engine.config.inbox_max_backlog)
         await engine.patiently(lambda: engine.events.append(append), execution_id)
         return given
 
-    async def _assert_unfinished(self, op: str, execution_id: str, chain_id: str) -> None:
+    async def _ending_of(self, execution_id: str, chain_id: str) -> str | None:
+        """How the chain has ended, None where it goes on."""
         engine = self._engine
         if chain_id in engine.chains:
-            return
+            return None
         head = await engine.driving.current(execution_id)
-        info = await engine.events.info(head)
-        if info is not None and info.status in ENDINGS:  # one that continues meanwhile has an heir
-            raise ExecutionFinishedError(op, execution_id, status_of(info.status))
+        info = await engine.patiently(lambda: engine.events.info(head), head)
+        # One that continues meanwhile has an heir.
+        return info.status if info is not None and info.status in ENDINGS else None
+
+    async def _was_sent(self, stream_id: str, event_id: str) -> bool:
+        """Whether a message stands in an inbox stream, as far back as the store tells repeats."""
+        events = self._engine.events
+        seen = await events.observe(stream_id)
+        recent = await events.read(stream_id, max(0, seen.head + 1 - RECENT_IDS), RECENT_IDS)
+        return any(event.id == event_id for event in recent)
 
     # Resume ---------------------------------------------------------------------------------------------------------
 
@@ -323,7 +336,9 @@ class Verbs:
         engine, state, seen = self._engine, loaded.state, loaded.observation
         if fenced:
             await engine.patiently(
-                lambda: engine.events.acquire_fence(state.execution_id, f"{engine.node}/{engine.event_id()}"),
+                lambda: engine.events.acquire_fence(
+                    state.execution_id, fence_owner(engine.node, NEVER, engine.event_id())
+                ),
                 state.execution_id,
             )
             loaded = await self.loaded(state.execution_id)

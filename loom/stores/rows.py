@@ -132,7 +132,9 @@ class StreamRow:
 
     def info(self, stream_id: str) -> StreamInfo:
         """The row as the contract shows it."""
-        return StreamInfo(stream_id, self.head, self.first, self.fence, self.anchor, self.status, self.node)
+        return StreamInfo(
+            stream_id, self.head, self.first, self.fence, self.anchor, self.status, self.node, self.fence_owner
+        )
 
 
 def new_row(stream_id: str) -> StreamRow:
