@@ -14,6 +14,11 @@ from loom.stores.kafka.event_store import KafkaEventStore
 from loom.stores.kafka.settings import KafkaSettings
 
 
+def say(*words):
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
 async def main(settings):
     settings["data_dir"] = Path(settings["data_dir"])
     store = KafkaEventStore(KafkaSettings(**settings), owns=True, clock=lambda: time.time_ns() // 1_000_000)
@@ -25,7 +30,7 @@ async def main(settings):
     while True:
         if len(store.owned()) != told:
             told = len(store.owned())
-            print("owned", told, flush=True)
+            say("owned", told)
         try:
             word = await asyncio.wait_for(words.get(), 0.05)
         except TimeoutError:
@@ -33,11 +38,11 @@ async def main(settings):
         if not word or word[0] == "close":
             break
         if word[0] == "block":
-            print("blocked", flush=True)
+            say("blocked")
             time.sleep(float(word[1]))  # noqa: ASYNC251 - that is the point
-            print("unblocked", flush=True)
+            say("unblocked")
     await store.close()
-    print("closed", flush=True)
+    say("closed")
 
 
 if __name__ == "__main__":

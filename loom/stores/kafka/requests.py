@@ -113,13 +113,23 @@ class Requester:
         self._closed = False
 
     async def start(self, deadline: Deadline) -> None:
-        """Fix the position in ``replies``.
+        """Fix the position in ``replies``, and write a first record there: it tells the brokers' time.
 
         Raises:
-            UnreachableError, TopicsError: it cannot be.
+            UnreachableError, TopicsError, BrokerError: it cannot be.
         """
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._reader.start, self._loop, deadline)
+        written = self._loop.create_future()
+        hello = self._codec.encode(AppendReply(self.name))
+        then = self._on_loop(lambda sent: None if written.done() else written.set_result(sent))
+        self._sender.send(self._catalogue.replies, self._reply_partition, self.name, hello, then=then)
+        try:
+            sent: Sent = await asyncio.wait_for(written, deadline.left_s)
+        except TimeoutError:
+            raise UnreachableError("Kafka", self._bootstrap, "bootstrap") from None
+        if sent.error is not None:
+            raise sent.error
 
     async def close(self, deadline: Deadline) -> bool:
         """End; who still waits is told. False if a thread had not ended at ``deadline``."""
@@ -171,7 +181,7 @@ class Requester:
         refusal: LoomError | None = None
         pause_s = RESEND_S
         while (left_s := ask.deadline.left_s - kept_s) > 0:
-            self._send(ask)
+            self._send(ask, int(left_s * 1000))
             answered = await self._wait(ask, min(pause_s, left_s))
             pause_s = min(2 * pause_s, MAX_RESEND_S)
             if not answered:
@@ -222,7 +232,7 @@ class Requester:
         late = self._late(ask)
         if ask.copies and ask.deadline.left_s > 0:
             ask.cancel_id = f"{ask.request_id}:cancel"
-            self._send_as(ask, ask.cancel_id, CancelOp(ask.request_id, ask.since))
+            self._send_as(ask, ask.cancel_id, CancelOp(ask.request_id, ask.since), ask.deadline.left_ms)
             await self._wait(ask, ask.deadline.left_s)
         if ask.answer.done():
             try:
@@ -238,15 +248,15 @@ class Requester:
             return ask.error
         return DeadlineExceededError(f"{type(ask.op).__name__} on {ask.stream_id!r}", ask.deadline.budget_ms)
 
-    def _send(self, ask: _Ask) -> None:
+    def _send(self, ask: _Ask, timeout_ms: int) -> None:
+        """Send a copy; it is not applied any more once a write is being settled."""
         # Copies of a write are one request; each copy of a read is answered by itself, in parts of its own.
         request_id = self._ids() if ask.reads and ask.copies else ask.request_id
         ask.copies += 1
-        self._send_as(ask, request_id, ask.op, then=self._on_loop(partial(self._sent, ask)))
+        self._send_as(ask, request_id, ask.op, timeout_ms, self._on_loop(partial(self._sent, ask)))
 
-    def _send_as(self, ask: _Ask, request_id: str, op: RequestOp, then: Any = None) -> None:
-        timeout_ms = max(1, ask.deadline.left_ms)
-        request = AppendRequest(request_id, op, self.name, self._reply_partition, timeout_ms)
+    def _send_as(self, ask: _Ask, request_id: str, op: RequestOp, timeout_ms: int, then: Any = None) -> None:
+        request = AppendRequest(request_id, op, self.name, self._reply_partition, max(1, timeout_ms))
         value = self._codec.encode(request)
         if len(value) > self._max_request_bytes:
             raise PayloadTooLargeError(ask.stream_id, len(value), self._max_request_bytes)
