@@ -157,6 +157,8 @@ class Config(BaseSettings):
     """Threads for steps that are ordinary functions."""
     storage_patience_ms: int = Field(default=120_000, ge=1)
     """How long a run repeats an append that does not succeed before it is given up to recovery."""
+    flows: Names = ()
+    """Modules with flows: what a worker runs, and what the command line checks an input against before it is sent."""
     publish_topics: Names = ()
     """Topics that ``ctx.publish`` may write."""
 

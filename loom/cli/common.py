@@ -10,6 +10,8 @@ import getpass
 import json
 import os
 import sys
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
@@ -21,7 +23,7 @@ from loom.errors import ConfigError, InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from loom import Client, Config, Principal
+    from loom import Client, Config, FlowDefinition, Principal
 
 T = TypeVar("T")
 
@@ -66,6 +68,31 @@ def load_config(**overrides: Any) -> Config:
     return Config(**{key: value for key, value in overrides.items() if value is not None})
 
 
+def load_flows(modules: Iterable[str]) -> list[FlowDefinition[..., Any]]:
+    """Import modules (the working directory first) and collect their flows.
+
+    Raises:
+        ConfigError: a module cannot be imported, or holds no flow.
+    """
+    from loom.kernel import collect_flows
+
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    found: list[FlowDefinition[..., Any]] = []
+    for name in modules:
+        try:
+            definitions = collect_flows(import_module(name))
+        except ImportError as error:
+            raise ConfigError(
+                "--flows", f"module {name!r} cannot be imported ({error})", "check its name and PYTHONPATH"
+            ) from error
+        if not definitions:
+            raise ConfigError("--flows", f"module {name!r} holds no flow", "decorate one with @loom.flow")
+        found += definitions
+    return found
+
+
 def parse_json(text: str, what: str) -> Any:
     """Parse a JSON argument.
 
@@ -95,8 +122,10 @@ def with_client(work: Callable[[Client], Awaitable[T]], **overrides: Any) -> T:
     """Run ``work`` with a connected client, and close it."""
     from loom import Client
 
+    config = load_config(**overrides)
+
     async def body() -> T:
-        async with Client(load_config(**overrides)) as client:
+        async with Client(config, flows=load_flows(config.flows)) as client:
             return await work(client)
 
     return asyncio.run(body())

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from contextlib import AsyncExitStack
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from loom.cli.common import load_config
+from loom.cli.common import load_config, load_flows
 from loom.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from loom import Config, FlowDefinition
 
 ROLES: Final = ("drive", "delivery", "fold")
@@ -30,9 +25,11 @@ def register(app: typer.Typer) -> None:
 
 def worker(
     flows: Annotated[
-        list[str],
-        typer.Option("--flows", metavar="MODULE", help="Module with flows; may be given several times."),
-    ],
+        list[str] | None,
+        typer.Option(
+            "--flows", metavar="MODULE", help="Module with flows; may be repeated. Default: LOOM_FLOWS."
+        ),
+    ] = None,
     roles: Annotated[
         str, typer.Option("--roles", help=f"all, or a list of {', '.join(ROLES)}: what this node does.")
     ] = "all",
@@ -41,7 +38,11 @@ def worker(
 
     Example: loom worker --flows shop.flows --roles all
     """
-    asyncio.run(run_worker(load_config(), load_flows(flows), parse_roles(roles)))
+    config = load_config()
+    modules = flows or list(config.flows)
+    if not modules:
+        raise ConfigError("--flows", "it names no module", "name one with flows, or set LOOM_FLOWS")
+    asyncio.run(run_worker(config, load_flows(modules), parse_roles(roles)))
 
 
 def parse_roles(text: str) -> frozenset[str]:
@@ -55,31 +56,6 @@ def parse_roles(text: str) -> frozenset[str]:
     if unknown or not wanted:
         raise ConfigError("--roles", f"{text!r} names no roles", f"use all, or a list of {', '.join(ROLES)}")
     return frozenset(wanted)
-
-
-def load_flows(modules: Iterable[str]) -> list[FlowDefinition[..., Any]]:
-    """Import modules (the working directory first) and collect their flows.
-
-    Raises:
-        ConfigError: a module cannot be imported, or holds no flow.
-    """
-    from loom.kernel import collect_flows
-
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    found: list[FlowDefinition[..., Any]] = []
-    for name in modules:
-        try:
-            definitions = collect_flows(import_module(name))
-        except ImportError as error:
-            raise ConfigError(
-                "--flows", f"module {name!r} cannot be imported ({error})", "check its name and PYTHONPATH"
-            ) from error
-        if not definitions:
-            raise ConfigError("--flows", f"module {name!r} holds no flow", "decorate one with @loom.flow")
-        found += definitions
-    return found
 
 
 async def run_worker(

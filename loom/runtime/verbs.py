@@ -128,6 +128,8 @@ class Verbs:
         engine = self._engine
         definition = self._definition(flow)
         workflow = flow if isinstance(flow, str) else flow.name
+        if definition is None:
+            await self._assert_runs_somewhere(workflow)
         what = f"input of flow {workflow!r}"
         data = self.within(
             dump_json(given, what) if definition is None else definition.accept_input(given), what
@@ -172,6 +174,16 @@ class Verbs:
         if engine.drives:
             raise UnknownFlowError(flow, engine.flows.names)
         return None
+
+    async def _assert_runs_somewhere(self, workflow: str) -> None:
+        """Refuse a name that no live node announces. Where none lives, the start waits for one that does."""
+        leases = self._engine.leases
+        if leases is None:
+            return
+        live = [row.details.get("flows", ()) for row in await leases.present() if not row.expired]
+        known = {str(name) for flows in live for name in flows}
+        if live and workflow not in known:
+            raise UnknownFlowError(workflow, tuple(known))
 
     # Send -----------------------------------------------------------------------------------------------------------
 
