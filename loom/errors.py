@@ -461,18 +461,6 @@ class NodeFencedError(StoreError):
         )
 
 
-class SubscriptionOverflowError(StoreError):
-    """A live reader fell further behind than is kept for it."""
-
-    retryable = True
-
-    def __init__(self, stream_id: str, next_sequence: int, limit: int) -> None:
-        self.stream_id, self.next_sequence, self.limit = stream_id, next_sequence, limit
-        super().__init__(
-            f"the reader of {stream_id!r} fell more than {limit} events behind; subscribe again from {next_sequence}"
-        )
-
-
 class DeadlineExceededError(StoreError):
     """No answer within the deadline; nothing is known beyond that."""
 

@@ -191,7 +191,8 @@ class Membership:
             **s.kafka,
             "bootstrap.servers": s.bootstrap,
             "group.id": s.group,
-            "group.instance.id": s.node,
+            # an empty one makes a dynamic member, for a broker that never misses a static one
+            "group.instance.id": s.kafka.get("group.instance.id", s.node),
             "client.id": f"{s.node}-owner",
             "partition.assignment.strategy": "cooperative-sticky",
             "session.timeout.ms": s.session_timeout_ms,
