@@ -16,6 +16,7 @@ from loom.errors import (
     InboxMessageRefusedError,
     InvalidInputError,
     LoomError,
+    StaleFenceError,
     UnknownFlowError,
     WrongHeadError,
 )
@@ -155,7 +156,7 @@ class Verbs:
         append = StreamAppend(execution_id, (event,), expected_head=NO_EVENTS, fence=facts.FIRST_FENCE)
         try:
             done = (await append_patiently(engine, (append,), execution_id))[0]
-        except WrongHeadError:
+        except (WrongHeadError, StaleFenceError):  # what stands there may have been taken over since
             raise ExecutionAlreadyExistsError(execution_id) from None
         if drives:
             engine.driving.begin(
