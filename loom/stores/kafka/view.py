@@ -7,7 +7,7 @@ to by position. Where another's open transaction hides the end, the answer is an
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka.admin import AdminClient
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from loom.schemas.envelope import Envelope
     from loom.stores.contracts import StreamInfo
     from loom.stores.kafka.settings import KafkaSettings
+
+Found = TypeVar("Found")
 
 
 class PartitionView:
@@ -90,7 +92,7 @@ class PartitionView:
         async with self._turn:
             self._index.close()
 
-    async def _fresh(self, look: Callable[[StreamIndex], Any], deadline_ms: int | None) -> Any:
+    async def _fresh(self, look: Callable[[StreamIndex], Found], deadline_ms: int | None) -> Found:
         deadline = Deadline.after(self._settings.deadline_ms if deadline_ms is None else deadline_ms)
         async with self._turn:
             await asyncio.to_thread(self._takeover.read, deadline, lambda: None)
