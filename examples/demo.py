@@ -74,9 +74,8 @@ class Demo:
     def loom(self, *arguments: str, quiet: bool = False) -> Any:
         """Run the command line as a user would; what it printed as JSON."""
         if not quiet:
-            self.console.print(
-                Text("          $ loom " + " ".join(quoted(a) for a in arguments), style="cyan")
-            )
+            line = "          $ loom " + " ".join(quoted(a) for a in arguments)
+            self.console.print(Text(line, style="cyan"), soft_wrap=True)
         done = subprocess.run(
             [str(Path(sys.executable).with_name("loom")), *arguments, "--json"],
             cwd=self.folder,
@@ -144,7 +143,7 @@ def main() -> int:
         try:
             demo.say("starting the real parts (the first time, Apache Kafka's jars are downloaded)")
             run(demo, stack)
-        except (DemoFailedError, TimeoutError, LoomError) as problem:
+        except (DemoFailedError, TimeoutError, subprocess.TimeoutExpired, LoomError) as problem:
             console.print(Text(f"the demo failed: {problem}", style="bold red"))
             for name, worker in demo.workers.items():
                 console.print(Text(f"--- last lines of {name}\n{worker.log_tail()}", style="dim"))
@@ -159,8 +158,7 @@ def run(demo: Demo, stack: ExitStack) -> None:
         demo.say(note)
     prefix = f"demo-{uuid.uuid4().hex[:8]}."
     demo.env = {
-        "LOOM_BOOTSTRAP": parts.bootstrap,
-        "LOOM_REDIS_URL": parts.redis_url,
+        **parts.env,
         "LOOM_TOPIC_PREFIX": prefix,
         "LOOM_PARTITIONS": "4",
         "LOOM_DATA_DIR": str(demo.folder / "cache"),

@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+import loom
 from loom.errors import ServiceFailedError, ServiceMissingError
 from loom.testing import services
 from loom.testing.proxy import Api, KafkaProxy
@@ -139,6 +140,7 @@ def test_without_java_the_embedded_broker_serves_and_says_so(monkeypatch, tmp_pa
         assert broker.kind == "embedded"
         assert "no Java 17 or newer" in broker.note
         assert "keeps nothing" in broker.note
+        assert loom.Config(kafka=dict(broker.client)).kafka == {"group.instance.id": ""}
         make_topic(broker.bootstrap, "a")
         transact(broker.bootstrap, "a", [b"kept"])
         assert read_committed(broker.bootstrap, "a", 1) == [b"kept"]
@@ -319,6 +321,7 @@ def test_named_parts_are_used_and_left_alone(monkeypatch, redis_url):
     with services.find_or_start() as found:
         assert (found.bootstrap, found.redis_url) == ("broker.example:9092", redis_url)
         assert len(found.notes) == 2
+        assert found.env == {"LOOM_BOOTSTRAP": "broker.example:9092", "LOOM_REDIS_URL": redis_url}
     with contextlib.closing(redis_client.Redis.from_url(redis_url)) as client:
         assert client.ping()
 

@@ -75,6 +75,7 @@ class KafkaService(OwnedProcess):
             not for judging what loom guarantees.
         note: one line that says what this is, and why.
         listeners: the further listeners that were asked for, in that order.
+        client: what loom's setting ``kafka`` must hold for this broker.
     """
 
     def __init__(self, kind: str, note: str, command: Sequence[str], folder: Path | None) -> None:
@@ -82,6 +83,7 @@ class KafkaService(OwnedProcess):
         self.kind, self.note = kind, note
         self.bootstrap = ""
         self.listeners: tuple[Listener, ...] = ()
+        self.client: Mapping[str, str] = {}
         self._command = tuple(command)
 
     def restart(self) -> None:
@@ -260,6 +262,9 @@ def _embedded(why: str, proxy_ports: Sequence[int], folder: Path | None) -> Kafk
         ) from error
     note = f"embedded broker: it keeps nothing when it stops, and does not hide aborted records ({why})"
     service = KafkaService("embedded", note, (), folder)
+    service.client = {
+        "group.instance.id": ""
+    }  # a dead member with an instance id would keep its partitions for ever
     (port,) = free_ports(1)
     url = f"tcp://127.0.0.1:{port}"
     service.bootstrap = f"127.0.0.1:{port}"

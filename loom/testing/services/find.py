@@ -6,7 +6,7 @@ import os
 import uuid
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -14,6 +14,9 @@ from confluent_kafka.cimpl import NewTopic
 
 from loom.testing.services.broker import KAFKA_VERSION, kafka
 from loom.testing.services.redis_server import redis
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _WARM_TIMEOUT_S: Final = 30.0
 
@@ -25,14 +28,23 @@ class Services:
     Attributes:
         bootstrap: of the broker.
         redis_url: of Redis.
+        client: what loom's setting ``kafka`` must hold for that broker; ``env`` has it as variables.
         notes: one line each: what is used, and why.
         started: ends what was started here.
     """
 
     bootstrap: str = ""
     redis_url: str = ""
+    client: Mapping[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     started: ExitStack = field(default_factory=ExitStack, repr=False)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables that point ``loom`` here."""
+        found = {"LOOM_BOOTSTRAP": self.bootstrap, "LOOM_REDIS_URL": self.redis_url}
+        found |= {f"LOOM_KAFKA__{k.replace('.', '_').upper()}": v for k, v in self.client.items()}
+        return {name: value for name, value in found.items() if value or name.startswith("LOOM_KAFKA__")}
 
     def __enter__(self) -> Self:
         return self
@@ -61,6 +73,7 @@ def find_or_start(
             note = f"broker at {found.bootstrap} (LOOM_BOOTSTRAP)"
             if not found.bootstrap:
                 broker = found.started.enter_context(kafka(kafka_version))
+                found.client = broker.client
                 found.bootstrap, note = broker.bootstrap, f"broker at {broker.bootstrap}: {broker.note}"
             found.notes.append(note)
         if need_redis:
