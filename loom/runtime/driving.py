@@ -260,8 +260,6 @@ class Driving:
         engine.register(run)
         engine.backoff.cleared(run.id)
         run.take_up(fence, recovered)
-        if run.evictable():
-            engine.parked(run)
         return run
 
     def begin(self, started: Envelope) -> Run | None:

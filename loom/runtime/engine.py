@@ -261,18 +261,23 @@ class Engine:
         self.parked_runs.pop(run.id, None)
 
     def parked(self, run: Run) -> None:
-        """A park is durable: keep the run in memory among the last ``max_resident``, if what wakes it is heard here."""
-        wanted = {at for wait in run.machine.waiting for arm in wait.arms if (at := arm.wake_at) is not None}
-        self.retire(run, run.rows - wanted)
-        if run.machine.latched is None:
-            self.parked_runs[run.id] = None
-            self.parked_runs.move_to_end(run.id)
-        self.loop.call_soon(self._evict)
+        """A park is durable: rows that no wait of it has are retired."""
+        self.retire(run, run.rows - run.timers())
 
     def rests(self, run: Run) -> None:
-        """A parked run found nothing to do. Where another process hears what wakes it, it has no place here."""
-        if run.evictable() and not self.owns(run.chain_id):
+        """A parked run found nothing to do: it stays in memory among the last ``max_resident``.
+
+        Where another process hears of what wakes it, it has no place here.
+        """
+        if not run.evictable():
+            return
+        if not self.owns(run.chain_id):
             self.drop(run)
+            return
+        self.parked_runs[run.id] = None
+        self.parked_runs.move_to_end(run.id)
+        if len(self.parked_runs) > self.config.max_resident:
+            self.loop.call_soon(self._evict)
 
     def _evict(self) -> None:
         limit = self.config.max_resident

@@ -45,6 +45,11 @@ class Feeds:
         self.unread: dict[str, deque[InboxMessage]] = {}
         self._reading = False
 
+    @property
+    def reading(self) -> bool:
+        """Whether an inbox is being read just now."""
+        return self._reading
+
     def ready(self, topics: Iterable[str]) -> bool:
         """Whether the next message of each topic, or that there is none, is known; if not, it is being read."""
         missing = [topic for topic in topics if not self._known(topic)]

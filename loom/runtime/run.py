@@ -128,6 +128,7 @@ class Run:
         self.journal.fence = fence
         if recovered is not None:
             self.note(recovered)
+            self.phase = Phase.RUNNING  # also where the log was parked: it parks again
             self.journal.head = self.journal.tail = recovered.sequence
         self.look()
 
@@ -466,7 +467,8 @@ class Run:
 
     def resting(self) -> bool:
         """Whether it waits for the world alone: no effect runs, none is asked for, all of it is durable."""
-        return not (self.journal.behind or self._ready or self._parking or self.steps.working or self.pending)
+        busy = self.journal.behind or self._ready or self._parking or self.pending
+        return not (busy or self.feeds.reading or self.steps.working)
 
     def timers(self) -> set[int]:
         """Instants that the flow's timers wait for now."""
@@ -479,9 +481,8 @@ class Run:
 
     def evictable(self) -> bool:
         """Whether the run rests, all of it durable, and may leave memory."""
-        return (
-            self.phase is Phase.PARKED and not self.journal.behind and not self._ready and not self._parking
-        )
+        idle = not (self.journal.behind or self._ready or self._parking or self.feeds.reading)
+        return self.phase is Phase.PARKED and idle
 
     def rebase(self, beside: Sequence[Envelope]) -> None:
         """Control records of others stand where our events should: ours go behind them, and nothing else changes."""
