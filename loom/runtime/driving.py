@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from loom.errors import (
     ExecutionAlreadyExistsError,
     LoomError,
+    PayloadShreddedError,
+    SealedPayloadUnreadableError,
     StaleFenceError,
     UnknownFlowError,
     WrongHeadError,
@@ -40,6 +42,7 @@ PEEK: Final = 256
 
 MAX_AT_ONCE: Final = 64
 MAX_TRIES: Final = 4
+REFUSALS: Final = (SealedPayloadUnreadableError, PayloadShreddedError)
 INBOX_ROW_AT: Final = 0
 """The fixed instant of inbox wake rows: always due (system.md 5)."""
 
@@ -153,6 +156,8 @@ class Driving:
                 try:
                     async with self._slots:
                         await self.notify(execution_id)
+                except REFUSALS:
+                    return  # told, and a row is left
                 except BaseException:
                     self.leave_inbox_row(execution_id)
                     raise
@@ -181,13 +186,21 @@ class Driving:
                 loaded = await self.load(execution_id)
                 if loaded is None or loaded.state.status != "suspended":
                     return False
-                plan = await self._plan(loaded.state)
-                if plan.delivery is None and not plan.disposals:
-                    return False
                 try:
-                    return await self.take(loaded) is not None
+                    plan = await self._plan(loaded.state)
+                    if plan.delivery is None and not plan.disposals:
+                        return False
+                    taken = await self.take(loaded) is not None
+                except REFUSALS as error:
+                    engine.refused(execution_id, error)
+                    raise
                 except WrongHeadError:
                     continue
+                if not taken:
+                    self.leave_inbox_row(
+                        execution_id
+                    )  # it cannot go on here now; later, or elsewhere, it may
+                return taken
         self.leave_inbox_row(execution_id)
         return False
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from loom.runtime.signals import Signals
     from loom.schemas.envelope import Json
-    from loom.stores.contracts import Clock, LeaseStore
+    from loom.stores.contracts import LeaseStore
 
 MARGIN_DIVISOR: Final = 6
 BEATS_PER_TTL: Final = 3
@@ -49,7 +49,6 @@ class PresenceKeeper:
         node: str,
         ttl_ms: int,
         *,
-        clock: Clock,
         signals: Signals,
         details: dict[str, Json],
         on_lapsed: Callable[[], None],
@@ -59,7 +58,6 @@ class PresenceKeeper:
         self._leases = leases
         self._node = node
         self._ttl_ms = ttl_ms
-        self._clock = clock
         self._signals = signals
         self._details = details
         self._on_lapsed, self._on_regained, self._on_emptied = on_lapsed, on_regained, on_emptied

@@ -58,7 +58,6 @@ class Runtime(Client):
                 engine.leases,
                 engine.node,
                 self.config.presence_ms,
-                clock=engine.clock,
                 signals=self._signals,
                 details={"flows": list(self.flows.names)},
                 on_lapsed=self._lapsed,

@@ -161,7 +161,12 @@ async def test_a_record_is_published_in_the_transaction_of_its_fact(fleet):
         handle = await runtime.start(publisher)
         assert await handle.result(5) == 2
         (record,) = fleet.log.published
-        assert (record.topic, record.key, record.body, record.headers) == ("out", "k", b'{"n":1}', (("h", b"v"),))
+        assert (record.topic, record.key, record.body, record.headers) == (
+            "out",
+            "k",
+            b'{"n":1}',
+            (("h", b"v"),),
+        )
         assert kinds(await runtime.history(handle.execution_id)).count(Kind.RECORD_PUBLISHED) == 1
 
 

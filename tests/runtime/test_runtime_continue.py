@@ -54,7 +54,9 @@ async def test_both_events_stand_or_neither(fleet):
     async with fleet.runtime("node", [collector]) as runtime:
         handle = await runtime.start(collector, {"seen": [], "batch": 1})
         await runtime.send(handle.execution_id, "go", 1)
-        await until(lambda: len(runtime._engine.runs) == 1 and handle.execution_id not in runtime._engine.runs)
+        await until(
+            lambda: len(runtime._engine.runs) == 1 and handle.execution_id not in runtime._engine.runs
+        )
         first, second = await chain_of(runtime, handle.execution_id)
         start = (await runtime.history(second))[0].data
         assert start["continuedFrom"]["executionId"] == first

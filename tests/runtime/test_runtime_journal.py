@@ -232,7 +232,9 @@ async def test_control_records_beside_a_run_do_not_stop_it(fleet):
         await ctx.run(add, 1, 1)
         return "done"
 
-    async with fleet.runtime("node", [held], owned=()) as runtime:  # hears nothing: it finds out by its append
+    async with fleet.runtime(
+        "node", [held], owned=()
+    ) as runtime:  # hears nothing: it finds out by its append
         handle = await runtime.start(held, execution_id="x")
         async with fleet.runtime("owner", [held]) as owner:
             await until(lambda: "x" in owner._engine.runs)

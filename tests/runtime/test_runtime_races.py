@@ -9,7 +9,13 @@ from collections import Counter
 import pytest
 from runtime_support import add, kinds, of_kind
 
-from loom import ExecutionAlreadyExistsError, ExecutionFinishedError, FlowCancelledError, GateNotOpenError, flow
+from loom import (
+    ExecutionAlreadyExistsError,
+    ExecutionFinishedError,
+    FlowCancelledError,
+    GateNotOpenError,
+    flow,
+)
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
 from loom.testing.runtime import crash, until
 
@@ -109,7 +115,11 @@ async def test_a_cancel_racing_the_end_leaves_one_end(fleet, seed):
 
 
 async def test_of_many_starts_of_one_id_one_wins(fleet):
-    async with fleet.runtime("a", [gated]) as a, fleet.runtime("b", [gated], owned=()) as b, fleet.client() as c:
+    async with (
+        fleet.runtime("a", [gated]) as a,
+        fleet.runtime("b", [gated], owned=()) as b,
+        fleet.client() as c,
+    ):
         outcomes = await asyncio.gather(
             *(node.start("gated", execution_id="x") for node in (a, b, c) * 5), return_exceptions=True
         )

@@ -118,7 +118,9 @@ async def test_a_live_driver_is_left_alone(fleet):
         await two.start(held, execution_id="x")
         assert await one.recover_abandoned("x") == ["x"]
         assert await two.recover_abandoned() == []
-        await until(lambda: "x" not in two._engine.runs, "two to find out") if "x" in two._engine.runs else None
+        await until(
+            lambda: "x" not in two._engine.runs, "two to find out"
+        ) if "x" in two._engine.runs else None
         assert await two.recover_abandoned() == []
         hold.set()
         assert await one.handle("x").result(5) == "done"
@@ -279,7 +281,9 @@ async def test_a_host_s_own_evidence_must_agree(fleet):
     await victim.open()
     await victim.start(held, execution_id="x")
     await crash(victim)
-    expired = lambda: all(p.expires_at <= fleet.clock() for n, p in fleet.leases.present.items() if "victim" in n)  # noqa: E731
+    expired = lambda: all(
+        p.expires_at <= fleet.clock() for n, p in fleet.leases.present.items() if "victim" in n
+    )  # noqa: E731
     async with fleet.runtime("heir", [held], is_abandoned=is_abandoned) as heir:
         await until(expired)
         assert await heir.recover_abandoned() == []
@@ -331,7 +335,7 @@ async def test_a_run_goes_on_when_its_shard_moves_away(fleet):
         second.assign(range(fleet.partitions))
         await until(lambda: two._engine.owns(handle.execution_id))
         hold.set()
-        await until(lambda: Kind.EXECUTION_SUSPENDED == fleet.log.index.row(handle.execution_id).status)
+        await until(lambda: fleet.log.index.row(handle.execution_id).status == Kind.EXECUTION_SUSPENDED)
         await one.send(handle.execution_id, "go", 1)
         assert await handle.result(10) == 1
         assert Kind.EXECUTION_RECOVERED not in kinds(await two.history(handle.execution_id))

@@ -54,7 +54,9 @@ async def parked(runtime, handle):
 
 
 async def test_start_returns_once_the_first_event_is_durable(runtime):
-    handle = await runtime.start(order, Order(total=1), execution_id="o-1", subject="s", principal=Principal("al"))
+    handle = await runtime.start(
+        order, Order(total=1), execution_id="o-1", subject="s", principal=Principal("al")
+    )
     assert handle.execution_id == "o-1"
     first = (await runtime.history("o-1"))[0]
     assert first.data == {
@@ -327,14 +329,19 @@ async def test_messages_are_discarded_by_operators_only(fleet):
         for denied in (owner, None, Principal("mallory")):
             with pytest.raises(ExecutionDeniedError):
                 await runtime.discard_inbox(handle.execution_id, "other", principal=denied)
-        assert await runtime.discard_inbox(
-            handle.execution_id, "other", message_id="p1", reason="poison", principal=operator
-        ) == 1
+        assert (
+            await runtime.discard_inbox(
+                handle.execution_id, "other", message_id="p1", reason="poison", principal=operator
+            )
+            == 1
+        )
         assert await runtime.discard_inbox(handle.execution_id, "other", principal=operator) == 0
         await runtime.send(handle.execution_id, "go", 1)
         assert await handle.result(5) == 4
         gone = [e for e in await runtime.history(handle.execution_id) if e.data.get("reason") == "discarded"]
-        assert [(e.data["payload"], e.data["note"], e.metadata["actor"]) for e in gone] == [(None, "poison", "ops")]
+        assert [(e.data["payload"], e.data["note"], e.metadata["actor"]) for e in gone] == [
+            (None, "poison", "ops")
+        ]
 
 
 async def test_a_running_execution_has_nothing_to_discard(fleet):

@@ -89,7 +89,9 @@ async def test_a_duplicate_past_the_store_s_window_is_passed_over_in_the_log(fle
         await runtime.send(handle.execution_id, "go", 0, message_id="m0")  # the store knows the last 256
         await runtime.send(handle.execution_id, "go", "end", message_id="end")
         assert (await handle.result(10))[-1] == "end"
-        passed = [e for e in await runtime.history(handle.execution_id) if e.data.get("reason") == "duplicate"]
+        passed = [
+            e for e in await runtime.history(handle.execution_id) if e.data.get("reason") == "duplicate"
+        ]
         assert len(passed) == 1
         assert passed[0].data["payload"] is None
 
@@ -207,6 +209,7 @@ async def test_a_timer_row_stands_before_the_park_and_goes_after_it(skipping):
 
 async def test_old_messages_expire_unread(fleet):
     async with fleet.runtime("node", [receiver], settings={"inbox_message_ttl_ms": 40}) as runtime:
+
         @flow("slow-receiver")
         async def slow_receiver(ctx):
             await ctx.run(hold.wait)
