@@ -64,7 +64,7 @@ class _RedisRows:
         return None if raw is None else load_row(raw, subject)
 
     async def charge(self, subject: str, proposal: WrappedKey, limit: int) -> KeyRow:
-        args = [subject, proposal.id, proposal.wrapped.hex(), proposal.uses, limit]
+        args: list[str | int] = [subject, proposal.id, proposal.wrapped.hex(), proposal.uses, limit]
         return load_row(await self.connection.call(_CHARGE, self._keys, args), subject)
 
     async def push(self, subject: str, proposal: WrappedKey) -> KeyRow:

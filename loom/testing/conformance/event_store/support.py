@@ -56,7 +56,8 @@ def event(
 
 def started(stream_id: str, *, fence: int | None = 1, node: str = "n:1") -> StreamAppend:
     """The append of sequence 0."""
-    first = event(f"{stream_id}#0", Kind.EXECUTION_STARTED, metadata={"node": node}, workflow="w", input=None)
+    data: dict[str, Json] = {"workflow": "w", "input": None, "chainId": stream_id}
+    first = event(f"{stream_id}#0", Kind.EXECUTION_STARTED, metadata={"node": node}, **data)
     return StreamAppend(stream_id, (first,), expected_head=NO_EVENTS, fence=fence)
 
 

@@ -1,0 +1,89 @@
+"""The capability marker, and what a node can open (system.md 2.1 and 2.2; clauses.md, point 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from loom.stores.sealing.paths import is_below
+
+if TYPE_CHECKING:
+    from loom.schemas.envelope import Json
+
+VERSION: Final = 1
+SEAL: Final = "seal"
+"""Key of the marker in an event's metadata."""
+
+_FIELDS: Final = frozenset({"v", "cipher", "covers"})
+
+
+@dataclass(frozen=True, slots=True)
+class SealMarker:
+    """What was sealed in one envelope: ``covers`` is sorted, without repeats, patterns as configured."""
+
+    cipher: str
+    covers: tuple[str, ...]
+    v: int = VERSION
+
+    def is_of(self, kind: str) -> bool:
+        """Whether it speaks of this type of event, and of no other."""
+        return all(entry.partition(".")[0] == kind for entry in self.covers)
+
+    def to_json(self) -> dict[str, Json]:
+        """As it stands in metadata."""
+        return {"v": self.v, "cipher": self.cipher, "covers": list(self.covers)}
+
+
+def read_marker(value: Json) -> SealMarker | None:
+    """Return the marker that metadata holds; None where it is of another version or malformed, so not to be opened."""
+    if not isinstance(value, Mapping) or value.keys() != _FIELDS:
+        return None
+    version, cipher, covers = value["v"], value["cipher"], value["covers"]
+    if type(version) is not int or version != VERSION or not isinstance(cipher, str):
+        return None
+    if not isinstance(covers, list | tuple) or not covers or not all(map(_is_pattern, covers)):
+        return None
+    return SealMarker(cipher, tuple(covers))
+
+
+def _is_pattern(entry: object) -> bool:
+    return isinstance(entry, str) and "." in entry and all(entry.split("."))
+
+
+@dataclass(frozen=True, slots=True)
+class SealingCapability:
+    """What this node seals and therefore opens: the cipher, and every ``EVENT_TYPE.path``.
+
+    It is judged when it is asked: ``covers`` may have grown since.
+    """
+
+    _cipher: str
+    _covers: Callable[[], tuple[str, ...]]
+
+    @property
+    def cipher(self) -> str:
+        """Id of the cipher."""
+        return self._cipher
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        """Every pattern, sorted."""
+        return self._covers()
+
+    def opens(self, marker: Json | SealMarker) -> bool:
+        """Whether an envelope with this marker can be opened here: same cipher, every entry equal to or below ours."""
+        read = marker if isinstance(marker, SealMarker) else read_marker(marker)
+        return (
+            read is not None
+            and read.v == VERSION
+            and read.cipher == self._cipher
+            and covered(read.covers, self._covers())
+        )
+
+
+@lru_cache(4096)
+def covered(entries: tuple[str, ...], ours: tuple[str, ...]) -> bool:
+    """Whether every entry, and there is one, is equal to or below one of ours."""
+    return bool(entries) and all(any(is_below(entry, mine) for mine in ours) for entry in entries)

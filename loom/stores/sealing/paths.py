@@ -1,0 +1,150 @@
+"""Which fields are sealed: ``{EVENT_TYPE: [dot.path, ...]}``, where ``*`` stands for every key or item.
+
+Patterns become a tree, so that one pass over an event finds every place, the highest first: what is sealed as a whole is
+not searched for parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from loom.errors import ConfigError
+from loom.schemas.envelope import Kind
+
+if TYPE_CHECKING:
+    from loom.schemas.envelope import Json
+
+SETTING: Final = "sealing.sensitive"
+ANY: Final = "*"
+MAX_SEGMENTS: Final = 32
+
+DEFAULT_SENSITIVE: Final[Mapping[str, tuple[str, ...]]] = {
+    Kind.EXECUTION_STARTED: ("principal.identity.*",),
+    Kind.INBOX_MESSAGE: ("payload",),
+    Kind.MESSAGE_CONSUMED: ("payload",),
+    Kind.OUTCOME_RECORDED: ("recordedBy",),
+}
+"""Sealed wherever there are keys (interface.md, "Configuration")."""
+
+_CLEAR: Final[Mapping[str, tuple[str, ...]]] = {
+    Kind.EXECUTION_STARTED: ("subject", "chainId", "parent", "continuedFrom"),
+    Kind.INBOX_MESSAGE: ("topic", "messageId", "sender"),
+    Kind.MESSAGE_CONSUMED: ("topic", "messageId", "inboxSeq", "siteId", "arm", "reason"),
+    Kind.INBOX_QUARANTINED: (ANY,),
+    Kind.INBOX_RELEASED: (ANY,),
+    Kind.ERASURE_PENDING: (ANY,),
+    Kind.PAYLOAD_SHREDDED: (ANY,),
+}
+"""Never sealed: by these every node, keys or not, places, passes over, holds and erases."""
+
+Change = Callable[["Json", str, str], "Json"]
+"""Given a value, the pattern that found it, and where it stands; returns what is to stand there."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A step of patterns: ``pattern`` where one ends here."""
+
+    children: dict[str, Node] = field(default_factory=dict)
+    pattern: str | None = None
+
+
+def is_below(entry: str, ours: str) -> bool:
+    """Whether every place of the pattern ``entry`` is one of ``ours``, or inside one."""
+    theirs, mine = entry.split("."), ours.split(".")
+    return len(theirs) >= len(mine) and all(m in {t, ANY} for t, m in zip(theirs, mine, strict=False))
+
+
+@lru_cache(2048)
+def tree_of(patterns: tuple[str, ...]) -> Node:
+    """The tree of patterns of one event type (``EVENT_TYPE.dot.path``, the type left out of the tree)."""
+    root = Node()
+    for pattern in patterns:
+        node = root
+        for segment in pattern.split(".")[1:]:
+            node = node.children.setdefault(segment, Node())
+        node.pattern = pattern
+    return root
+
+
+def change(data: dict[str, Json], tree: Node, apply: Change) -> dict[str, Json]:
+    """Return ``data`` with every found value changed; ``data`` itself, where nothing changes, and never touched."""
+    changed: dict[str, Json] = _walk(data, (tree,), (), apply)
+    return changed
+
+
+def _walk(value: Json, nodes: Sequence[Node], path: tuple[str, ...], apply: Change) -> Json:
+    if isinstance(value, Mapping):
+        places: Iterable[tuple[str, Json]] = value.items()
+    elif isinstance(value, list | tuple):
+        places = ((str(index), item) for index, item in enumerate(value))
+    else:
+        return value
+    new: dict[str, Json] = {}
+    for name, child in places:
+        found = [n for node in nodes for key in {name, ANY} if (n := node.children.get(key)) is not None]
+        if not found:
+            continue
+        ends = sorted(n.pattern for n in found if n.pattern is not None)
+        here = (*path, str(name))
+        after = apply(child, ends[0], ".".join(here)) if ends else _walk(child, found, here, apply)
+        if after is not child:
+            new[name] = after
+    if not new:
+        return value
+    if isinstance(value, Mapping):
+        return {name: new.get(name, child) for name, child in value.items()}
+    return [new.get(str(index), item) for index, item in enumerate(value)]
+
+
+class SensitiveMap:
+    """The paths of a node. ``covers`` are its patterns, sorted, without those inside others."""
+
+    def __init__(self, sensitive: Mapping[str, Iterable[str]] | None = None) -> None:
+        """Take ``sensitive`` beside the default.
+
+        Raises:
+            ConfigError: a path is none, or reaches what must stay clear.
+        """
+        self._patterns: dict[str, tuple[str, ...]] = {}
+        for kind, paths in DEFAULT_SENSITIVE.items():
+            self.add(kind, paths)
+        for kind, more in (sensitive or {}).items():
+            self.add(kind, more)
+
+    def add(self, kind: str, paths: Iterable[str]) -> None:
+        """Seal these paths of a type too, from now on.
+
+        Raises:
+            ConfigError: as the constructor.
+        """
+        patterns = {*self._patterns.get(kind, ()), *(_checked(kind, path) for path in paths)}
+        top = (p for p in patterns if not any(is_below(p, q) for q in patterns if q != p))
+        self._patterns[kind] = tuple(sorted(top))
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        """Every pattern, sorted."""
+        return tuple(sorted(p for patterns in self._patterns.values() for p in patterns))
+
+    def tree(self, kind: str) -> Node | None:
+        """The tree of a type, None where nothing of it is sealed."""
+        patterns = self._patterns.get(kind)
+        return tree_of(patterns) if patterns else None
+
+
+def _checked(kind: str, path: str) -> str:
+    pattern = f"{kind}.{path}"
+    segments = path.split(".")
+    if not kind or "." in kind or not all(segments) or len(segments) > MAX_SEGMENTS:
+        raise ConfigError(SETTING, f"{pattern[:80]!r} is no path", "write EVENT_TYPE: [field.field, field.*]")
+    for clear in _CLEAR.get(kind, ()):
+        kept = f"{kind}.{clear}"
+        if is_below(pattern, kept) or is_below(kept, pattern):
+            raise ConfigError(
+                SETTING, f"{pattern[:80]!r} reaches what every node must read ({kept})", "leave it out"
+            )
+    return pattern
