@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from loom.ids import RESERVED_PREFIX
 from loom.schemas.payload import dump
 from loom.stores.contracts import NO_EVENTS, Snapshot, StreamInfo
-from loom.stores.index_table import StreamTable, is_open
+from loom.stores.index_table import StreamTable
 from loom.stores.ops import DropSnapshot, Effect, PutEvent, PutMark, PutSnapshot
 from loom.stores.rows import StreamRow, merge_rows
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from loom.errors import StreamBrokenError
     from loom.schemas.envelope import Envelope
+    from loom.stores.index_entry import Entry
     from loom.stores.index_file import Stored
 
 DEFAULT_BUDGET_BYTES: Final = 256 * 1024 * 1024
@@ -150,8 +151,12 @@ class StreamIndex:
         """Execution logs without a terminal event, ordered by id, a page after ``after``."""
         table = self._table
         with table.lock:
-            names = (s for s, e in table.entries.items() if s > after and is_open(e.row))
-            found = {s: table.entries[s].row.info(s) for s in heapq.nsmallest(limit, names)}
+            names = list(table.open_logs)
+        chosen = heapq.nsmallest(limit, (s for s in names if s > after))
+        with table.lock:
+            # One that has left memory meanwhile is in the file by now.
+            rows = {s: table.entries[s].row for s in chosen if s in table.open_logs}
+            found = {s: row.info(s) for s, row in rows.items() if row.exists}
         while True:
             page = table.file.open_logs(after, limit)
             with table.lock:
@@ -227,7 +232,8 @@ class StreamIndex:
             entry = self._table.entry(stream_id)
             if not entry.row.deleted:
                 self._table.replace_row(stream_id, entry, merge_rows(entry.row, row))
-        self._make_room()
+        if self._table.overdue:
+            self._table.maintain()
 
     def load_event(self, stream_id: str, facts: EventFacts, value: bytes) -> None:
         """Keep an encoded event; above the row's head it becomes the head."""
@@ -235,16 +241,25 @@ class StreamIndex:
         with table.lock:
             entry = table.entry(stream_id)
             row = entry.row
-            held = entry.has_zero if sequence == 0 else sequence < max(entry.end, row.first)
-            if not held and not row.deleted:
-                if sequence > row.head:
-                    row.put(
-                        sequence, facts.id, facts.type, facts.timestamp, fence=facts.fence, node=facts.node
-                    )
+            if sequence == row.head + 1 and not row.deleted:
+                row.put(sequence, facts.id, facts.type, facts.timestamp, fence=facts.fence, node=facts.node)
                 table.take(stream_id, entry, sequence, facts.id, value)
+            else:
+                self._load_out_of_turn(stream_id, entry, facts, value)
             for inbox, position in facts.consumed:
                 self._consume(inbox, position)
-        self._make_room()
+        if table.overdue:
+            table.maintain()
+
+    def _load_out_of_turn(self, stream_id: str, entry: Entry, facts: EventFacts, value: bytes) -> None:
+        """Keep an event that its mark came before, or that others are missing before, unless it is known or gone."""
+        row, sequence = entry.row, facts.sequence
+        known = entry.has_zero if sequence == 0 else sequence < max(entry.end, row.first)
+        if known or row.deleted:
+            return
+        if sequence > row.head:
+            row.put(sequence, facts.id, facts.type, facts.timestamp, fence=facts.fence, node=facts.node)
+        self._table.take(stream_id, entry, sequence, facts.id, value)
 
     def load_drop(self, stream_id: str, sequence: int) -> None:
         """Nothing to do for a tombstone of an event: the mark beside it says what is gone."""
@@ -253,9 +268,6 @@ class StreamIndex:
         """Keep an encoded snapshot; None: it was deleted (``sequence`` says nothing then)."""
         with self._table.lock:
             self._table.keep_snapshot(execution_id, NO_EVENTS if value is None else sequence, value)
-        self._make_room()
-
-    def _make_room(self) -> None:
         if self._table.overdue:
             self._table.maintain()
 

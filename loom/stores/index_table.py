@@ -7,7 +7,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from loom.ids import routing_id
-from loom.schemas.envelope import Kind
+from loom.schemas.envelope import TERMINAL_KINDS, Kind
 from loom.stores.index_entry import ENTRY_BYTES, Entry
 from loom.stores.index_file import IndexFile, SnapshotImage, StreamImage, dump_row
 from loom.stores.rows import StreamRow, new_row
@@ -39,6 +39,8 @@ class StreamTable:
         """Snapshots (None: deleted) that are not in the file yet. With ``lock``."""
         self.inboxes: dict[str, set[str]] = {}
         """Inbox streams in memory, by chain. With ``lock``."""
+        self.open_logs: dict[str, None] = {}
+        """Open logs in memory. With ``lock``."""
         self._budget = budget_bytes
         self._maintaining = Lock()
         self._dirty: dict[str, None] = {}
@@ -72,11 +74,19 @@ class StreamTable:
         self._dirty[stream_id] = None
         self.entries.move_to_end(stream_id)
         row = entry.row
-        if row.deleted or row.finished:
+        if row.deleted or row.status in TERMINAL_KINDS:
+            self._note_end(stream_id, row)
+        elif row.kind == "executions":
+            self.open_logs[stream_id] = None
+        elif routing_id(stream_id) not in self.open_logs:  # nothing in memory runs on it: it need not stay
             self._finished[stream_id] = None
-            if row.status != Kind.EXECUTION_CONTINUED:
-                for inbox in self.inboxes.get(stream_id, ()):
-                    self._finished[inbox] = None
+
+    def _note_end(self, stream_id: str, row: StreamRow) -> None:
+        self.open_logs.pop(stream_id, None)
+        self._finished[stream_id] = None
+        if row.status != Kind.EXECUTION_CONTINUED:
+            for inbox in self.inboxes.get(stream_id, ()):
+                self._finished[inbox] = None
 
     def keep_snapshot(self, execution_id: str, sequence: int, data: bytes | None) -> None:
         """Keep a snapshot, or note that it is gone. With ``lock``."""
@@ -129,7 +139,14 @@ class StreamTable:
         """Forget everything, in memory and in the file. Not with ``lock``."""
         with self._maintaining, self.lock:
             self.file.wipe()
-            for kept in (self.entries, self.snapshots, self.inboxes, self._dirty, self._finished):
+            for kept in (
+                self.entries,
+                self.snapshots,
+                self.inboxes,
+                self.open_logs,
+                self._dirty,
+                self._finished,
+            ):
                 kept.clear()
             self.bytes = 0
 
@@ -198,6 +215,7 @@ class StreamTable:
 
     def _drop(self, stream_id: str, entry: Entry) -> None:
         del self.entries[stream_id]
+        self.open_logs.pop(stream_id, None)
         self.bytes -= entry.bytes
         if entry.row.kind == "inbox":
             chain_id = routing_id(stream_id)

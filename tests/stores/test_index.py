@@ -234,10 +234,11 @@ def test_finished_executions_leave_nothing_in_memory(index):
         write(log(f"e{n}", Kind.EXECUTION_STARTED, Kind.EXECUTION_COMPLETED), index)
         write(message(inbox_stream(f"e{n}", "t"), n), index)
         write(more(f"e{n}", 1, Kind.OUTCOME_RECORDED), index)
+        write(message(inbox_stream(f"e{n}", "late"), n), index)
     index.maintain()
     assert (index.streams_in_memory, index.bytes_in_memory) == (0, 0)
     assert index.row("e7").status == Kind.EXECUTION_COMPLETED
-    assert [i.head for i in index.inbox_streams("e7")] == [0]
+    assert [i.head for i in index.inbox_streams("e7")] == [0, 0]
     assert index.open_logs() == []
 
 
