@@ -16,12 +16,13 @@ import time
 import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka.admin import AdminClient
+from redis import Redis
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -167,12 +168,12 @@ def run(demo: Demo, stack: ExitStack) -> None:
         "ORDERS_PACKING_SECONDS": str(PACKING_SECONDS),
         "PYTHONPATH": str(ROOT),
     }
+    stack.callback(tidy, parts, prefix)
     demo.loom("topics", "apply")
     for name in ("worker-north", "worker-south"):
         demo.start_worker(name)
         stack.callback(demo.workers[name].stop)
     demo.say("two workers run the flow of examples/orders.py")
-    stack.callback(tidy, parts.bootstrap, prefix)
     watch = Watch(parts.bootstrap, prefix)
     stack.callback(watch.close)
 
@@ -192,13 +193,17 @@ def run(demo: Demo, stack: ExitStack) -> None:
     demo.console.print(Text("Every order completed exactly once.", style="bold green"))
 
 
-def tidy(bootstrap: str, prefix: str) -> None:
-    """Delete the demo's topics from a broker that goes on running."""
+def tidy(parts: services.Services, prefix: str) -> None:
+    """Remove the demo's topics and keys from a broker and a Redis that go on running."""
     if os.environ.get("LOOM_BOOTSTRAP"):
-        admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
+        admin = AdminClient({"bootstrap.servers": parts.bootstrap, "log_level": 2})
         mine = [name for name in admin.list_topics(timeout=15).topics if name.startswith(prefix)]
-        for deleted in admin.delete_topics(mine, request_timeout=15).values():
+        for deleted in (admin.delete_topics(mine, request_timeout=15) if mine else {}).values():
             deleted.result(15)
+    if os.environ.get("LOOM_REDIS_URL"):
+        with closing(Redis.from_url(parts.redis_url)) as client:
+            for key in client.scan_iter(match=f"*{prefix}*", count=1_000):
+                client.delete(key)
 
 
 def kill_while_packing(demo: Demo, watch: Watch) -> None:
