@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 from loom.errors import ConfigError
 from loom.stores.kafka.deadline import Deadline
-from loom.stores.kafka.folder import FolderLock
+from loom.stores.kafka.folder import FolderLock, sweep
 from loom.stores.kafka.owner import Owner, OwnerListener
 from loom.stores.kafka.requests import Requester
 from loom.stores.kafka.sender import BrokerClock, Sender
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from loom.stores.contracts import Clock
     from loom.stores.kafka.settings import KafkaSettings
     from loom.stores.kafka.shard import Shard
+    from loom.stores.kafka.writer import WriterHealth
 
 _log = logging.getLogger("loom.kafka.store")
 
@@ -109,7 +110,9 @@ class Connection:
             raise ConfigError(
                 "data_dir", "a node that owns partitions needs a folder", "name one, outside any backup"
             )
-        self._folder = FolderLock(settings.data_dir / settings.catalogue.prefix.strip(".") / settings.node)
+        parent = settings.data_dir / settings.catalogue.prefix.strip(".")
+        self._folder = FolderLock(parent / settings.node)
+        sweep(parent)
         self._owner = Owner(
             settings,
             folder=self._folder.path,
@@ -173,3 +176,7 @@ class Connection:
     def mint_shard(self) -> int | None:
         """See ``Owner.mint_shard``; None where nothing is owned."""
         return None if self._owner is None else self._owner.mint_shard()
+
+    def health(self) -> list[WriterHealth]:
+        """How the writers are, by partition."""
+        return [] if self._owner is None else self._owner.health()

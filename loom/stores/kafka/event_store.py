@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from loom.stores.contracts import Clock, CommitListener, Committed, StreamAppend
     from loom.stores.kafka.settings import KafkaSettings
     from loom.stores.kafka.shard import Shard
+    from loom.stores.kafka.writer import WriterHealth
 
 _log = logging.getLogger("loom.kafka.store")
 
@@ -340,6 +341,10 @@ class KafkaEventStore:
         for shard in sorted(self._gained):
             listener.gained(shard)
 
+    def health(self) -> list[WriterHealth]:
+        """How the writers of this process are: what waits, what is stuck, which streams were stopped."""
+        return self._kafka.health()
+
     def open_logs(self, shard: int, after: str = "", limit: int = 1000) -> list[StreamInfo]:
         """See :meth:`loom.stores.contracts.OwningEventStore.open_logs`; empty where the shard is not served here."""
         held = self._kafka.shard(shard)
@@ -387,11 +392,11 @@ class KafkaEventStore:
             self._loop.call_soon_threadsafe(call, argument)
 
     def _take(self, batch: Sequence[Committed]) -> None:
-        if self._listener is not None:
-            self._listener.committed(batch)
         if len(self._feed):
             for committed in batch:
                 self._feed.put(committed.stream_id, committed.envelopes)
+        if self._listener is not None:
+            self._listener.committed(batch)
 
     def _take_gained(self, partition: int) -> None:
         # What others committed before this tenure was read, not handed over.

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import shutil
+import time
 from typing import TYPE_CHECKING, Final
 
 from loom.errors import ConfigError
+from loom.topics.catalogue import DELETE_RETENTION_MS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _LOCK_FILE: Final = "lock"
+STALE_S: Final = DELETE_RETENTION_MS / 2000
+"""Age from which on no checkpoint is used any more (kafka.md, "The local checkpoint")."""
 
 
 class FolderLock:
@@ -48,3 +54,21 @@ class FolderLock:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def sweep(parent: Path) -> None:
+    """Remove the folders in ``parent`` that no process has locked and that hold nothing young enough to be used.
+
+    A node without a name of its own gets a new one at every start, and leaves a folder behind.
+    """
+    for folder in parent.iterdir():
+        lock = folder / _LOCK_FILE
+        if not lock.is_file():
+            continue
+        youngest = max(file.stat().st_mtime for file in folder.iterdir())
+        if time.time() - youngest < STALE_S:
+            continue
+        with contextlib.suppress(ConfigError, OSError):
+            held = FolderLock(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            held.close()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from loom.stores.kafka.ownership import StateCallback
     from loom.stores.kafka.sender import BrokerClock, Sender
     from loom.stores.kafka.settings import KafkaSettings
-    from loom.stores.kafka.writer import CommittedTransaction
+    from loom.stores.kafka.writer import CommittedTransaction, WriterHealth
 
 _log = logging.getLogger("loom.kafka.owner")
 
@@ -113,6 +113,10 @@ class Owner:
     def owned(self) -> frozenset[int]:
         """Partitions whose writer serves now."""
         return self._ownership.owned()
+
+    def health(self) -> list[WriterHealth]:
+        """How each writer is, by partition."""
+        return sorted((w.health() for w in self._shards.copy()), key=lambda health: health.partition)
 
     def mint_shard(self) -> int | None:
         """One owned partition, the same one until its writer is saturated (kafka.md, "Minted ids")."""

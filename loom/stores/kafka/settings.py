@@ -36,6 +36,9 @@ class KafkaSettings:
     """Of reaching the brokers at start."""
     close_ms: int = 15_000
     lanes: int = 1
+    transaction_timeout_ms: int = 10_000
+    commit_deadline_ms: int = 8_000
+    """Below ``transaction_timeout_ms`` (kafka.md, "The poison rule")."""
     session_timeout_ms: int = 8_000
     max_poll_interval_ms: int = 30_000
     loop_bound_ms: int = 5_000
@@ -61,6 +64,8 @@ class KafkaSettings:
             node=self.node,
             kafka=self.kafka,
             lanes=self.lanes,
+            transaction_timeout_ms=self.transaction_timeout_ms,
+            commit_deadline_ms=self.commit_deadline_ms,
             max_retakes=self.max_retakes,
             max_record_bytes=self.max_record_bytes,
             compaction_lag_ms=self.compaction_lag_ms,
