@@ -22,7 +22,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from loom.errors import LoomError, StoreError
 from loom.processors.fold_partition import FoldPartition, FoldSettings
-from loom.processors.host import end_process
+from loom.processors.host import STALL_S, end_process
 from loom.schemas.codec import Codec
 from loom.stores.kafka.client import name_of
 from loom.stores.kafka.deadline import Deadline
@@ -75,18 +75,24 @@ class FoldService:
         *,
         codec: Codec | None = None,
         on_death: Callable[[str], None] = end_process,
+        stall_s: float = STALL_S,
     ) -> None:
-        """Prepare; ``on_death`` is called with the reason if the thread ends without being told to."""
+        """Prepare; ``on_death`` is called with the reason if the thread ends, or stands still, untold."""
         self._settings, self._codec, self._on_death = settings, codec or Codec(), on_death
         self._stopping = threading.Event()
         self._parts: dict[int, _Part] = {}
         self._counts = dict.fromkeys(("events", "summaries", "transactions", "faults"), 0)
         self._lag: dict[int, int] = {}
+        self._stall_s = stall_s
+        self._moved_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="loom-fold", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="loom-fold-watch", daemon=True)
 
     def start(self) -> None:
         """Start folding; returns at once."""
+        self._moved_at = time.monotonic()
         self._thread.start()
+        self._watcher.start()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
         """Finish the batch in flight and leave the group; False if that took too long. Idempotent."""
@@ -113,6 +119,7 @@ class FoldService:
                     on_lost=self._revoked,
                 )
                 while not self._stopping.is_set():
+                    self._moved_at = time.monotonic()
                     self._take_due(consumer)
                     self._batch(consumer)
             finally:
@@ -124,6 +131,14 @@ class FoldService:
             _log.critical("the fold service has ended: %s", reason)
             if not self._stopping.is_set():
                 self._on_death(f"the fold service: {reason}")
+
+    def _watch(self) -> None:
+        """A call of a client that never returns, whatever its timeout, must not pass for a quiet log."""
+        while not self._stopping.wait(self._stall_s / 10):
+            still_s = time.monotonic() - self._moved_at
+            if still_s > self._stall_s and self._thread.is_alive():
+                self._on_death(f"the fold service has stood still for {still_s:.0f} s")
+                return
 
     def _consumer_config(self) -> dict[str, Any]:
         settings = self._settings
@@ -177,6 +192,7 @@ class FoldService:
                 part.pause_s, part.ended = _FIRST_PAUSE_S, False
 
     def _go_on(self) -> None:
+        self._moved_at = time.monotonic()
         if self._stopping.is_set():
             raise _Stopped
 

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("loom.processors.fold")
 
-TRANSACTION_MS: Final = 10_000
-COMMIT_MS: Final = 8_000
-"""Below the transaction's and the socket's timeout (kafka.md, "The poison rule")."""
-
 MAX_RECORD_BYTES: Final = 1_048_576
 
 
@@ -40,7 +36,8 @@ class FoldSettings:
     """Where the fold reads and writes. Times in milliseconds.
 
     ``interval_ms`` is how long a batch may fill, hence the usual lag; ``resident`` bounds summaries in memory per
-    partition; ``session_ms`` is how soon the partitions of a process that died are another's.
+    partition; ``session_ms`` is how soon the partitions of a process that died are another's. ``commit_ms`` bounds the
+    commit of a batch, and is below ``transaction_ms`` (kafka.md, "The poison rule").
     """
 
     bootstrap: str
@@ -51,6 +48,8 @@ class FoldSettings:
     max_batch: int = 20_000
     resident: int = RESIDENT
     session_ms: int = 10_000
+    transaction_ms: int = 10_000
+    commit_ms: int = 8_000
 
 
 class FoldLane(Lane):
@@ -60,7 +59,8 @@ class FoldLane(Lane):
         """Wait until the records of this transaction are written, add the offsets read, and commit.
 
         In this order, an offset is never committed without what was folded from the records below it, whatever ends the
-        transaction early.
+        transaction early. A client whose connection was cut while records were on their way is not asked to add
+        offsets: it writes the records again, and then never returns from that call, whatever its timeout.
 
         Raises:
             LaneFault: it is not committed, or that is not known.
@@ -71,12 +71,19 @@ class FoldLane(Lane):
             raise LaneFault("write summaries", classify(error), name_of(error)) from None
         if unwritten:
             raise LaneFault("write summaries", Fault.ABORT, "TIMED_OUT")
+        self._trust()
         self._repeat(
             "send offsets",
             lambda left_s: self._client.send_offsets_to_transaction(offsets, group, left_s),
             deadline,
         )
         self.commit(deadline)
+        self._trust()  # a resent EndTxn may settle a later transaction: a new tenure first
+
+    def _trust(self) -> None:
+        disturbance = self.disturbance()
+        if disturbance is not None:
+            raise LaneFault("trust the producer", Fault.FATAL, disturbance)
 
 
 class FoldPartition:
@@ -114,7 +121,7 @@ class FoldPartition:
             settings.kafka,
             transactional_id=settings.catalogue.fold_transactional_id(self.partition),
             client_id=f"{settings.client_id}-fold-{self.partition}",
-            timeout_ms=TRANSACTION_MS,
+            timeout_ms=settings.transaction_ms,
             max_record_bytes=MAX_RECORD_BYTES,
         )
         lane = self._lane = FoldLane(config, states)
@@ -153,13 +160,12 @@ class FoldPartition:
             except (BufferError, KafkaException) as error:
                 raise LaneFault("write summaries", classify(error), name_of(error)) from None
         lane.commit_with(
-            [TopicPartition(catalogue.executions, self.partition, offset)], group, Deadline.after(COMMIT_MS)
+            [TopicPartition(catalogue.executions, self.partition, offset)],
+            group,
+            Deadline.after(self._settings.commit_ms),
         )
         self._table.committed(values)
         self.offset = offset
-        disturbance = lane.disturbance()
-        if disturbance is not None:  # a resent EndTxn may settle a later transaction: a new tenure first
-            raise LaneFault("trust the producer", Fault.FATAL, disturbance)
         return len(messages), len(values)
 
     def release(self) -> None:
@@ -199,21 +205,14 @@ class FoldPartition:
             if sequence == "0":  # only a deleted stream loses its sequence 0
                 changed[execution_id] = None
             return
-        if execution_id in changed:
-            summary = changed[execution_id]
-        else:
-            summary = self._find(execution_id, sequence, message.offset() or 0)
-        if summary is None:
-            return
-        headers: dict[str, Any] = dict(message.headers() or ())
         try:
-            node = headers.get("node")
-            applied = summary.apply(
-                headers["type"].decode(),
-                int(sequence),
-                int(headers["timestamp"]),
-                None if node is None else node.decode(),
-                _Data(self._codec, value),
+            summary = (
+                changed[execution_id]
+                if execution_id in changed
+                else self._find(execution_id, sequence, message)
+            )
+            applied = summary is not None and _apply(
+                summary, int(sequence), message, _Data(self._codec, value)
             )
         except (DecodeError, KeyError, ValueError, AttributeError) as error:
             _log.error(
@@ -225,17 +224,31 @@ class FoldPartition:
             )
             return
         if applied:
-            summary.sealed = summary.sealed or "sealed" in headers
             changed[execution_id] = summary
 
-    def _find(self, execution_id: str, sequence: str, offset: int) -> Summary | None:
+    def _find(self, execution_id: str, sequence: str, message: Message) -> Summary | None:
         """The summary of an execution, a new one at its start; None where its start was never seen."""
         table = self._table
         assert table is not None
         if sequence != "0":
             return table.get(execution_id)
-        known = table.get(execution_id) if offset < self._known_below else None
+        known = table.get(execution_id) if (message.offset() or 0) < self._known_below else None
         return known or table.add(execution_id)
+
+
+def _apply(summary: Summary, sequence: int, message: Message, data: _Data) -> bool:
+    """Fold one event by its headers."""
+    headers: dict[str, Any] = dict(message.headers() or ())
+    node = headers.get("node")
+    applied = summary.apply(
+        headers["type"].decode(),
+        sequence,
+        int(headers["timestamp"]),
+        None if node is None else node.decode(),
+        data,
+    )
+    summary.sealed = summary.sealed or (applied and "sealed" in headers)
+    return applied
 
 
 class _Data:

@@ -16,6 +16,7 @@ from loom.processors.summaries import read_summaries
 from loom.processors.summary import Summary
 from loom.processors.summary_table import SummaryTable
 from loom.schemas.envelope import Kind
+from loom.schemas.records import ExecutionSummary
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.lanes import LaneFault
 from loom.topics.partitioner import partition_of
@@ -299,3 +300,19 @@ def test_kill_and_zombies_leave_states_equal_to_the_oracle(bench, services):
             process.stdin.close()
             process.stdout.close()
     assert published(bench) == _expected(grown)
+
+
+def test_a_summary_that_cannot_be_read_stops_nothing_else(bench, services):
+    bench.make("executions", "states")
+    grown, log = histories(8, 2, 0)
+    broken, sound = grown
+    bench.send(bench.catalogue.states, partition_of(broken.id, 2), (broken.id.encode(), b"junk", []))
+    write(bench, log)
+    service = services(settings(bench))
+    for history in grown:
+        history.grow()
+    write(bench, [history.events[-1] for history in grown], transactional_id="writer2")
+    wait_until(lambda: service.stats().events == 4, "every record read")
+    rows = {m.key(): m.value() for m in bench.read_all(bench.catalogue.states)}
+    assert rows[broken.id.encode()] == b"junk"
+    assert CODEC.decode(rows[sound.id.encode()], ExecutionSummary) == oracle(sound.events)
