@@ -17,6 +17,7 @@ from loom.runtime.operators import Operators
 from loom.runtime.queries import Queries
 from loom.runtime.signals import ErrorCallback, Signals, WarnCallback
 from loom.runtime.verbs import Verbs
+from loom.runtime.wake_rows import rebuild_wakes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -305,6 +306,24 @@ class Client:
             ExecutionFinishedError: it has ended. WrongHeadError: its driver lives and keeps writing.
         """
         return await self._operators.recover(execution_id, reason, principal)
+
+    async def rebuild_wakes(self, *, dry_run: bool = False) -> int:
+        """Write the wake row of every open timer again, from the log; return how many there are.
+
+        Of the shards that this process serves or, where it serves none, of all that its store can read.
+
+        Raises:
+            ConfigError: there is no wake store, or the store cannot list open executions from here.
+        """
+        return await rebuild_wakes(self._engine, dry_run=dry_run)
+
+    async def inbox(self, execution_id: str, *, principal: Principal | None = None) -> list[dict[str, Any]]:
+        """Messages that wait in the inbox of an execution's chain, without their payloads.
+
+        Rows have ``topic``, ``inbox_seq``, ``message_id``, ``sender``, ``age_ms``. A process that does not write the
+        chain's shard sees the topics that the execution waits for, or has read from.
+        """
+        return await self._operators.inbox(execution_id, principal)
 
     async def discard_inbox(
         self,

@@ -331,7 +331,9 @@ class Driving:
             "workflow": workflow,
         }
         data = {name: value for name, value in known.items() if value is not None}
-        event = NewEvent(engine.event_id(), Kind.EXECUTION_RECOVERED, data, facts.stamp(by))
+        # It names this node: whoever else hears of it leaves the execution to us.
+        metadata = facts.stamp(by) | {"node": engine.node}
+        event = NewEvent(engine.event_id(), Kind.EXECUTION_RECOVERED, data, metadata)
         append = StreamAppend(run.id, (event,), observation=seen)
         try:
             done = await engine.patiently(lambda: engine.events.append(append), run.id)

@@ -150,13 +150,15 @@ async def _subscription(engine: Engine, execution_id: str, sequence: int) -> Asy
             await close()
 
 
-async def terminal_of(events: Any, execution_id: str, head: int) -> Envelope | None:
-    """The terminal event of a finished log; control records may stand behind it."""
+async def terminal_of(
+    events: Any, execution_id: str, head: int, kinds: frozenset[str] = TERMINAL_KINDS
+) -> Envelope | None:
+    """The last event of these kinds, by default the end of a finished log; control records may stand behind it."""
     end = head
     while end >= 0:
         start = max(0, end - 63)
         for envelope in reversed(await events.read(execution_id, start, end - start + 1)):
-            if envelope.type in TERMINAL_KINDS:
+            if envelope.type in kinds:
                 found: Envelope = envelope
                 return found
         end = start - 1

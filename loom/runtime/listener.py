@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from loom.runtime.verbs import Verbs
     from loom.stores.contracts import Committed
 
-_FRESH: Final = frozenset({Kind.EXECUTION_STARTED, Kind.EXECUTION_RESUMED})
+_BY_VERBS: Final = frozenset({Kind.EXECUTION_STARTED, Kind.EXECUTION_RESUMED, Kind.EXECUTION_RECOVERED})
 
 
 class Listener:
@@ -58,6 +58,11 @@ class Listener:
         if not self._engine.closed:
             self._on_lost(shard)
 
+    def notified(self, execution_id: str) -> None:
+        """Somebody asks to look at an execution's inbox again."""
+        if not self._engine.closed:
+            self._engine.spawn(self._notify_chain(execution_id), execution_id)
+
     def _inbox(self, committed: Committed) -> None:
         chain_id = routing_id(committed.stream_id)
         topic = inbox_topic(committed.stream_id)
@@ -86,17 +91,14 @@ class Listener:
                 engine.forget(run)
             engine.driving.tell_end(committed.stream_id, committed.envelopes)
         elif run is not None:
-            if (
-                "node" in last.metadata or last.type == Kind.EXECUTION_RECOVERED
-            ):  # another driver has it, or will
+            if "node" in last.metadata:  # another driver has it, or will
                 run.stop()
                 engine.forget(run)
+            elif last.type == Kind.EXECUTION_RECOVERED:  # an operator wants it taken up anew
+                run.stop()
+                engine.forget(run)
+                engine.spawn(engine.driving.drive_fresh(run.id), run.id)
             else:
                 run.foreign(committed.envelopes)  # what it cannot take, it finds out at its next append
-        elif "node" not in last.metadata and (last.type in _FRESH or _asked_for(committed)):
+        elif last.type in _BY_VERBS and "node" not in last.metadata:
             engine.spawn(engine.driving.drive_fresh(committed.stream_id), committed.stream_id)
-
-
-def _asked_for(committed: Committed) -> bool:
-    """Whether another process appended a recovery for the owner to act on (``Client.recover``)."""
-    return committed.origin is None and committed.envelopes[-1].type == Kind.EXECUTION_RECOVERED

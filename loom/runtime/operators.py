@@ -12,9 +12,17 @@ from loom.errors import (
     InvalidInputError,
     WrongHeadError,
 )
-from loom.ids import check_execution_id, inbox_stream
+from loom.ids import RESERVED_PREFIX, check_execution_id, inbox_stream, inbox_topic
 from loom.kernel.flow import FlowDefinition
-from loom.kernel.inbox import DISCARDED, EXPIRED, Disposal, InboxMessage, message_of
+from loom.kernel.inbox import (
+    DISCARDED,
+    EXPIRED,
+    Disposal,
+    InboxMessage,
+    load_waits,
+    message_of,
+    topics_of,
+)
 from loom.kernel.state import ExecutionState, fold
 from loom.runtime import facts
 from loom.runtime.drivers import NEVER, fence_owner
@@ -181,6 +189,29 @@ class Operators:
         await self._verbs.judged("notify", execution_id, principal)
         engine = self._engine
         return await engine.driving.notify(await engine.driving.current(execution_id))
+
+    async def inbox(self, execution_id: str, principal: Principal | None) -> list[dict[str, Json]]:
+        """Messages that wait in the inbox of an execution's chain, without their payloads."""
+        await self._verbs.judged("query", execution_id, principal)
+        engine = self._engine
+        state = (await self._verbs.loaded(await engine.driving.current(execution_id))).state
+        waited = topics_of(load_waits(state.waits))
+        known = (inbox_topic(stream_id) for stream_id in engine.inbox_heads(state.chain_id))
+        topics = dict.fromkeys([*waited, *state.cursors, *(topic for topic in known if topic is not None)])
+        rows: list[dict[str, Json]] = []
+        for topic in (t for t in topics if not t.startswith(RESERVED_PREFIX)):
+            start = state.cursors.get(topic, -1) + 1
+            for envelope in await engine.events.read(inbox_stream(state.chain_id, topic), start, PAGE):
+                message = message_of(envelope)
+                row: dict[str, Json] = {
+                    "topic": topic,
+                    "inbox_seq": message.sequence,
+                    "message_id": message.message_id,
+                    "sender": message.sender,
+                    "age_ms": max(0, engine.now() - message.timestamp),
+                }
+                rows.append(row)
+        return rows
 
     async def discard_inbox(
         self,

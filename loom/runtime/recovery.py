@@ -252,36 +252,3 @@ class Recovery:
                 await asyncio.gather(*(self._consider(info, takeover=True) for info in page))
                 after = page[-1].stream_id
         return sorted(set(engine.runs) - before)
-
-    async def rebuild_wakes(self) -> int:
-        """Write the wake row of every open timer of the owned shards again; return how many there are."""
-        engine = self._engine
-        count = 0
-        for shard in sorted(engine.owning.owned() if engine.owning is not None else ()):
-            after = ""
-            while page := engine.owning.open_logs(shard, after, PAGE):  # type: ignore[union-attr]
-                after = page[-1].stream_id
-                for info in page:
-                    if info.status == Kind.EXECUTION_SUSPENDED:
-                        count += await self._rewrite(info.stream_id)
-                await asyncio.sleep(0)
-        return count
-
-    async def _rewrite(self, execution_id: str) -> int:
-        engine = self._engine
-        last = await engine.events.read_last(execution_id)
-        if last is not None and last.type == Kind.EXECUTION_SUSPENDED:
-            waits = load_waits(last.data.get("waits", ()))
-        else:
-            loaded = await engine.driving.load(execution_id)
-            waits = load_waits(loaded.state.waits) if loaded is not None else ()
-        rows = [
-            WakeRow(execution_id, arm.wake_at, "timer")
-            for wait in waits
-            for arm in wait.arms
-            if arm.wake_at is not None
-        ]
-        if rows and engine.wakes is not None:
-            await engine.wakes.schedule(rows)
-            engine.driving.hint(min(row.wake_at for row in rows))
-        return len(rows)

@@ -153,10 +153,9 @@ class Runtime(Client):
         assert self._recovery is not None
         return await self._recovery.sweep()
 
-    async def rebuild_wakes(self) -> int:
-        """Write the wake rows of every open timer of this node's shards again; return how many there are."""
-        assert self._recovery is not None
-        count = await self._recovery.rebuild_wakes()
+    async def rebuild_wakes(self, *, dry_run: bool = False) -> int:
+        """See :meth:`loom.runtime.client.Client.rebuild_wakes`."""
+        count = await super().rebuild_wakes(dry_run=dry_run)
         if self._timers is not None:
             self._timers.kick()
         return count

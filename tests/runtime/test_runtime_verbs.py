@@ -402,3 +402,64 @@ async def test_a_kept_state_is_restored_if_the_log_agrees(runtime):
     again = await runtime.restore_from_state(handle.execution_id, state)
     await runtime.send(handle.execution_id, "go", 1)
     assert await again.result(5) == 4
+
+
+async def test_an_operator_s_word_has_the_owner_take_over(fleet):
+    hold = asyncio.Event()
+    began = []
+
+    async def effect():
+        began.append(1)
+        await hold.wait()
+        return "done"
+
+    @flow("held")
+    async def held(ctx):
+        return await ctx.run(effect)
+
+    async with fleet.runtime("node", [held, adds_then_waits]) as runtime, fleet.client() as client:
+        handle = await runtime.start(held)
+        await until(lambda: began)
+        assert await client.recover(handle.execution_id, reason="host is off", principal=None)
+        await until(lambda: len(began) == 2, "the step to be begun anew")
+        hold.set()
+        assert await handle.result(5) == "done"
+        recovered = of_kind(await client.history(handle.execution_id), Kind.EXECUTION_RECOVERED)
+        assert [e.data["reason"] for e in recovered] == ["host is off"]
+        other = await runtime.start(adds_then_waits, 1)
+        await parked(runtime, other)
+        assert await client.recover(other.execution_id) is False
+        with pytest.raises(ExecutionFinishedError):
+            await client.recover(handle.execution_id)
+
+
+async def test_what_waits_in_an_inbox_is_listed_without_payloads(fleet):
+    async with fleet.runtime("node", [adds_then_waits]) as runtime, fleet.client() as client:
+        handle = await runtime.start(adds_then_waits, 1)
+        await parked(runtime, handle)
+        await runtime.send(handle.execution_id, "other", {"secret": 1}, message_id="m1", sender="wms")
+        rows = await runtime.inbox(handle.execution_id)
+        assert [(row["topic"], row["inbox_seq"], row["message_id"], row["sender"]) for row in rows] == [
+            ("other", 0, "m1", "wms")
+        ]
+        assert "secret" not in str(rows)
+        assert await client.inbox(handle.execution_id) == []
+
+
+async def test_a_rebuild_can_be_tried_dry(fleet):
+    from loom import ConfigError, timer
+
+    @flow("sleeps")
+    async def sleeps(ctx):
+        await ctx.select(timer(60))
+
+    async with fleet.runtime("node", [sleeps]) as runtime, fleet.client() as client:
+        handle = await runtime.start(sleeps)
+        await parked(runtime, handle)
+        fleet.wakes.flush()
+        assert await runtime.rebuild_wakes(dry_run=True) == 1
+        assert not fleet.wakes.slots
+        assert await runtime.rebuild_wakes() == 1
+        assert len(fleet.wakes.slots) == 1
+        with pytest.raises(ConfigError):
+            await client.rebuild_wakes()
