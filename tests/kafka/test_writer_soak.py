@@ -93,35 +93,42 @@ async def storm(hurt, proxy, faults, lanes, seed):
     draw = random.Random(seed)
     writers = []
 
-    def add(number):
-        name = f"n{number}"
+    def add():
+        name = f"n{len(writers)}"
         # the group's opinion: the newest is the owner
         writers.append(hurt.make(name, lanes=lanes, confirm=lambda: writers[-1].settings.node == name))
 
-    add(0)
+    add()
     writers[0].serving()
     load = Load(lambda: writers[-1], 8, draw)
+
+    async def replace():
+        """A partition whose writer gave up is given to another node."""
+        while not load.stopping:
+            if writers[-1].state is WriterState.STOPPED:
+                add()
+            await asyncio.sleep(IDLE_S)
+
+    keeper = asyncio.create_task(replace())
     inbox = "__loom_inbox__:s0:ship"
     load.acknowledged[inbox] = 0
     callers = [asyncio.create_task(load.call(f"s{n}")) for n in range(8)]
     callers.append(asyncio.create_task(load.messages(inbox)))
     undo = []
-    for number in range(faults):
+    for _ in range(faults):
         undo.append(hurt_once(proxy, draw))
         await asyncio.sleep(draw.uniform(0.0, 0.6))
         if draw.random() < 0.7 and undo:  # what was held goes on in the middle of whatever came later
             undo.pop(draw.randrange(len(undo)))()
         if draw.random() < 0.08:  # another node takes over while the old one is in the middle of something
-            add(number + 1)
-        if writers[-1].state is WriterState.STOPPED:
-            add(number + 1)
+            add()
         assert not any(task.done() for task in callers), [task for task in callers if task.done()]
     for release in undo:
         release()
     proxy.clear()
     await load.progress(2)
     load.stopping = True
-    await asyncio.gather(*callers)
+    await asyncio.gather(*callers, keeper)
     logs, inboxes = streams(hurt.direct, hurt.prefix), streams(hurt.direct, hurt.prefix, "inbox")
     expected = {s: [f"e:{n}" for n in range(count)] for s, count in load.acknowledged.items() if s != inbox}
     assert logs == expected

@@ -8,7 +8,7 @@ import time
 import pytest
 from writers import append, create_log, event, foreign_producer, streams, until, visible
 
-from loom.errors import NotOwnerError, StreamBrokenError
+from loom.errors import NotOwnerError, StreamBrokenError, WrongHeadError
 from loom.schemas.envelope import Envelope
 from loom.schemas.records import StreamMark
 from loom.stores.contracts import StreamAppend
@@ -297,3 +297,37 @@ async def test_a_restart_reads_only_what_its_checkpoint_lacks(writers):
     writers.prefix += "other."
     third = writers.make("n1", folder="kept").serving()
     assert third.read("s", 0, 10) == [], "a checkpoint of another log is thrown away"
+
+
+async def race(writers, start_process, rounds):
+    """Two processes, each sure to be the owner, append on the same head again and again."""
+    mine = writers.make("mine", settled_ms=0).serving()
+    theirs = await start_process(
+        bootstrap=writers.bootstrap, prefix=writers.prefix, node="theirs", settled_ms=0
+    )
+    await theirs.serving()
+    winners = []
+    for number in range(rounds):
+        theirs.ask("s", number, name=f"theirs{number}", seconds=60)
+        try:
+            await mine.write(append("s", number, name=f"mine{number}"), seconds=60)
+        except WrongHeadError:
+            pass
+        else:
+            winners.append(f"mine{number}:{number}")
+        answer = await theirs.answer(f"theirs{number}")
+        assert answer.get("error", "WrongHeadError") == "WrongHeadError"
+        if "ok" in answer:
+            winners.append(f"theirs{number}:{number}")
+        assert len(winners) == number + 1, "exactly one wins each round"
+    assert streams(writers.bootstrap, writers.prefix) == {"s": winners}
+
+
+async def test_of_two_processes_that_race_one_wins_each_round(writers, start_process):
+    await race(writers, start_process, 20)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+async def test_of_two_processes_that_race_one_wins_each_of_a_thousand_rounds(writers, start_process):
+    await race(writers, start_process, 1_000)

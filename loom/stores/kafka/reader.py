@@ -40,6 +40,14 @@ _LASTING: Final = frozenset(
     }
 )
 """Errors of a partition that do not go away by themselves."""
+_MOVED: Final = frozenset(
+    {
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+    }
+)
+"""What the client knows of a partition's leader is of yesterday, say from before a restart of the broker."""
 
 
 class Ends:
@@ -79,10 +87,26 @@ class Ends:
 
     def _answer(self, topics: Sequence[str], level: IsolationLevel) -> dict[str, int]:
         try:
-            asked = self.ask(topics, level)
-            return {topic: int(future.result(_REQUEST_S + 1).offset) for topic, future in asked.items()}
+            try:
+                return self._offsets(self.ask(topics, level))
+            except KafkaException as error:
+                if error.args[0].code() not in _MOVED:
+                    raise
+                # The client learns of a new leader, or of its new epoch, only when it is told to look.
+                for topic in topics:
+                    self._admin.list_topics(topic, timeout=_REQUEST_S)
+                return self._offsets(self.ask(topics, level))
         except (KafkaException, TimeoutError) as error:
+            self._look_again()
             raise store_error(error, "read the ends of the log", self._bootstrap) from None
+
+    def _look_again(self) -> None:
+        """Ask for the brokers anew: of itself this client keeps asking an old leader, or in an old leader's name."""
+        with contextlib.suppress(KafkaException):
+            self._admin.list_topics(timeout=_REQUEST_S)
+
+    def _offsets(self, asked: Mapping[str, Future[Any]]) -> dict[str, int]:
+        return {topic: int(future.result(_REQUEST_S + 1).offset) for topic, future in asked.items()}
 
 
 class LogReader:

@@ -38,6 +38,10 @@ COMMANDS: Final = "commands"
 Handler = Callable[[str, Any], None]
 
 
+class LogMismatchError(TopicsError):
+    """The log was made with another number of partitions: nothing may be written to it with this one."""
+
+
 class Takeover:
     """Readings of one partition into an index: first everything, or what is new since a checkpoint; then what is new.
 
@@ -125,7 +129,8 @@ class Takeover:
 
         Raises:
             IncompleteReadError: an open transaction of another hid the end until ``deadline``.
-            TopicsError: a topic is missing, or the log was made with another number of partitions.
+            LogMismatchError: the log was made with another number of partitions.
+            TopicsError: a topic is missing (also for a moment, while its broker starts).
             UnreachableError, BrokerError: the brokers do not answer, or refuse.
             DecodeError: the partition's own mark cannot be read.
         """
@@ -263,7 +268,7 @@ class Takeover:
 
     def _own_mark(self, mark: PartitionMark) -> None:
         if mark.partitions != self._catalogue.partitions:
-            raise TopicsError(
+            raise LogMismatchError(
                 (f"the log was made with {mark.partitions} partitions, not {self._catalogue.partitions}",),
                 "set partitions to that number; growing is a migration to a new topic_prefix",
             )

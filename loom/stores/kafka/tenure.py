@@ -12,10 +12,11 @@ import time
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from loom.errors import BrokerError, StoreError, TopicsError
+from loom.errors import BrokerError, StoreError
 from loom.stores.kafka.client import Fault, producer_config
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.lanes import Lane, LaneFault, Lanes
+from loom.stores.kafka.takeover import LogMismatchError
 from loom.stores.kafka.writer_types import StopReason
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class Tenures:
             try:
                 self._await_turn()
                 self._begin(deadline)
-            except TopicsError as error:
+            except LogMismatchError as error:
                 raise StopError(StopReason.MISMATCH, error) from None
             except LaneFault as fault:
                 after = TenureEnd.FENCED if fault.fault is Fault.FENCED else TenureEnd.DOUBTFUL

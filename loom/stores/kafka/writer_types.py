@@ -37,7 +37,7 @@ class StopReason(Enum):
     CONTENDED = "contended"
     """Two owners fenced each other more often than ``max_retakes``; this one gave way."""
     INCOMPLETE = "incomplete"
-    """The partition could not be read to its end within ``takeover_deadline_ms``."""
+    """The partition could not be fenced and read to its end within ``takeover_deadline_ms``."""
     MISMATCH = "mismatch"
     """The partition was made with another number of partitions; see ``PartitionWriter.error``."""
     FAILED = "failed"
