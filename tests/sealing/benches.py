@@ -73,8 +73,8 @@ class SealedBench:
             await handle.close()
 
 
-def started(stream_id, *, subject=None, chain=None, input=None, identity=None, event_id=None, parent=None):
-    data = {"workflow": "w", "input": input, "chainId": chain or stream_id}
+def started(stream_id, *, subject=None, chain=None, data_in=None, identity=None, event_id=None, parent=None):
+    data = {"workflow": "w", "input": data_in, "chainId": chain or stream_id}
     if subject is not None:
         data["subject"] = subject
     if identity is not None:
@@ -99,6 +99,6 @@ def sent(stream_id, message_id, payload, **options):
     )
 
 
-def fact(stream_id, head, kind, **data):
-    event = NewEvent(f"{stream_id}#{head + 1}", kind, data, {"schema": EVENT_SCHEMA})
+def fact(stream_id, head, type_, /, **data):
+    event = NewEvent(f"{stream_id}#{head + 1}", type_, data, {"schema": EVENT_SCHEMA})
     return StreamAppend(stream_id, (event,), expected_head=head)

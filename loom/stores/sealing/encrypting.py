@@ -68,9 +68,9 @@ class EncryptingEventStore:
     Closing closes the inner store, and leaves the key store to whoever opened it.
     """
 
-    FORWARDED: Final = ("notify", "mint_id")
+    FORWARDED: Final = ("notify", "mint_id", "health")
     """Optional methods of the inner store that are as good through this one; absent where they are there."""
-    REFUSED: Final = ("write", "snapshot")
+    REFUSED: Final = ("write", "snapshot", "open", "assign")
     """Ways around the sealing, or of stores that stand beside the inner one: refused here."""
 
     def __init__(
