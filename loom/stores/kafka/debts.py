@@ -28,6 +28,15 @@ class Debts:
             if appended.get(topic, at) < at + self._lag_ms:
                 self._due[topic] = at + self._lag_ms + SLACK_MS
 
+    @property
+    def owed(self) -> dict[str, int]:
+        """When each debt is due (a copy), for a checkpoint."""
+        return dict(self._due)
+
+    def restore(self, owed: Mapping[str, int]) -> None:
+        """Take what a checkpoint kept."""
+        self._due.update(owed)
+
     def committed(self, written: Iterable[str], deleted: Iterable[str], now: int) -> None:
         """Topics were written to, which pays what was due; deletions in some of them are owed from now on."""
         for topic in written:

@@ -140,7 +140,7 @@ class GroupCommit:
         self._waiting.clear()
         self._alone.clear()
         self._deciders.clear()
-        self.answers.send()
+        self.answers.abandon(self._partition)
 
     @property
     def unsettled(self) -> bool:
@@ -299,13 +299,18 @@ class GroupCommit:
 
     def _settle(self, transaction: Transaction, notes: Mapping[str, SchemaNote]) -> None:
         takeover = self._takeover
-        self._index.apply(transaction.staged.effects)
         takeover.wrote(transaction.ends)
         takeover.applied.update(transaction.offsets)
         takeover.marked = True
         takeover.notes.update(notes)
         self._debts.committed(transaction.written, transaction.deleted, self._clock())
-        self._committed(transaction)
+        try:
+            self._index.apply(transaction.staged.effects)
+            self._committed(transaction)
+        finally:  # it is durable, whatever became of it here
+            self._answer(transaction)
+
+    def _answer(self, transaction: Transaction) -> None:
         for pending, verdict in transaction.accepted:
             self.answers.give(pending, verdict.result)
         for pending, kept in transaction.held:

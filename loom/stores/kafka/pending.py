@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loom.errors import DeadlineExceededError, OutcomeUnknownError
+from loom.errors import DeadlineExceededError, NotOwnerError, OutcomeUnknownError
 from loom.stores.kafka.wire import PUBLISH
 from loom.stores.ops import AppendOps
 from loom.stores.rules import streams_of
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from loom.errors import LoomError
     from loom.stores.ops import WriteOp
+
+_log = logging.getLogger("loom.kafka.writer")
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +132,19 @@ class Answers:
         if self._replies:
             replies, self._replies = self._replies, []
             for reply, result, error in replies:
-                reply(result, error)
+                try:
+                    reply(result, error)
+                except Exception:  # noqa: BLE001 - another's fault, and logged
+                    _log.exception("the reply to a request could not be given; its requester asks again")
+
+    def abandon(self, partition: int) -> None:
+        """The writer has ended: whoever still waits was in its hands, and it cannot tell."""
+        for waiting in list(self._open):
+            if isinstance(waiting, Decider):
+                self.decide(waiting, NotOwnerError(partition))
+            else:
+                self.give(waiting, None, OutcomeUnknownError(waiting.stream_id, "its writer ended"))
+        self.send()
 
     def sweep(self, late_s: float) -> None:
         """Answer whoever should have been answered ``late_s`` ago; from a thread beside the writer's.

@@ -50,8 +50,9 @@ class Takeover:
         applied: highest request offsets applied, per source, by the partition's own mark.
         marked: whether the partition has a mark of its own.
         notes: schemas kept with the log, by fingerprint.
-        tombstones: time (ms) of the last deletion per topic.
-        appended: time (ms) of the last record per topic.
+        owed: when deletions are due that the checkpoint kept, per topic.
+        tombstones: time (ms) of the last deletion found, per topic, since ``forget``.
+        appended: time (ms) of the last record found, per topic, likewise.
         broken: streams in which a gap or a torn batch stands; the index has stopped them.
         found: records of the last reading.
     """
@@ -81,6 +82,7 @@ class Takeover:
         self.applied: dict[str, int] = {}
         self.marked = False
         self.notes: dict[str, SchemaNote] = {}
+        self.owed: dict[str, int] = {}
         self.tombstones: dict[str, int] = {}
         self.appended: dict[str, int] = {}
         self.broken: dict[str, StreamBrokenError] = {}
@@ -101,20 +103,18 @@ class Takeover:
             return
         extra = self._index.checkpoint_extra()
         self.positions, self.marked = dict(position), True
-        self.applied, self.tombstones = dict(extra["applied"]), dict(extra["tombstones"])
-        self.appended = dict(extra["appended"])
+        self.applied, self.owed = dict(extra["applied"]), dict(extra["owed"])
         for note in extra["notes"]:
             self._learn(SchemaNote(*note))
 
-    def extra(self) -> dict[str, Any]:
-        """What a checkpoint has to keep beside the streams."""
+    def beside(self, owed: Mapping[str, int]) -> dict[str, Any]:
+        """What a checkpoint has to keep beside the streams; ``owed`` is of the writer's debts."""
         notes = [[note.fingerprint, note.schema, note.registry_id] for note in self.notes.values()]
-        return {
-            "applied": dict(self.applied),
-            "tombstones": dict(self.tombstones),
-            "appended": dict(self.appended),
-            "notes": notes,
-        }
+        return {"applied": dict(self.applied), "owed": dict(owed), "notes": notes}
+
+    def forget(self) -> None:
+        """Deletions found so far are taken care of."""
+        self.owed, self.tombstones, self.appended = {}, {}, {}
 
     # -- reading ---------------------------------------------------------------------------------------------
 

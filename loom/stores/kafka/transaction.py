@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
 
-from loom.errors import LoomError, PayloadTooLargeError, StreamBrokenError
+from loom.errors import LoomError, PayloadTooLargeError, StorageWriteError
 from loom.stores.judge import Staged
 from loom.stores.kafka.client import classify, name_of
 from loom.stores.kafka.records import ANY_PARTITION, TICK_KEY
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from loom.stores.kafka.pending import Decider, Pending
     from loom.stores.kafka.publish import PublishTargets
     from loom.stores.kafka.records import Record, Records
-    from loom.stores.ops import Effect, Repeated, Verdict
+    from loom.stores.ops import Effect, Repeated, Verdict, WriteOp
     from loom.stores.rows import View
+
+_log = logging.getLogger("loom.kafka.writer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +96,7 @@ class Transaction:
             verdict: Verdict = Accepted([], None)
             self._drafted, self._drafted_bytes = [], 0
         else:
-            try:
-                verdict = self.staged.judge(pending.op, now_ms)
-            except StreamBrokenError as broken:
-                verdict = Rejected(broken)
+            verdict = self._decide(pending, pending.op, now_ms)
         if type(verdict) is Accepted:
             self.accepted.append((pending, verdict))
             self._join(pending)
@@ -107,6 +107,18 @@ class Transaction:
         elif type(verdict) is Rejected and type(verdict.error) is _NoRoomError:
             return None
         return verdict
+
+    def _decide(self, pending: Pending, op: WriteOp, now_ms: int) -> Verdict:
+        try:
+            return self.staged.judge(op, now_ms)
+        except LoomError as error:  # a stream that is stopped, or a file that cannot be read
+            return Rejected(error)
+        except Exception as error:  # noqa: BLE001
+            # a fault of loom's own must not take the whole partition down, again and again wherever it is tried
+            _log.exception("judging a write to %s failed", pending.stream_id)
+            return Rejected(
+                StorageWriteError(pending.stream_id, f"it cannot be judged ({type(error).__name__})")
+            )
 
     def hold(self, pending: Pending, verdict: Repeated | Rejected) -> None:
         """Answer this request only once the transaction has committed."""

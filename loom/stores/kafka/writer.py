@@ -330,7 +330,9 @@ class PartitionWriter:
             return False
         takeover = self._takeover
         self._group.reread()
+        self._debts.restore(takeover.owed)
         self._debts.rediscover(takeover.tombstones, takeover.appended)
+        takeover.forget()
         if self._state is not WriterState.SERVING or takeover.found:
             self._change(WriterState.SERVING)
         return True
@@ -354,7 +356,10 @@ class PartitionWriter:
             takeover = self._takeover
             self._keeper.offer(
                 CheckpointState(
-                    dict(takeover.positions), self._tenures.identity, takeover.extra(), self._clock()
+                    dict(takeover.positions),
+                    self._tenures.identity,
+                    takeover.beside(self._debts.owed),
+                    self._clock(),
                 )
             )
 
