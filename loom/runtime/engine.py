@@ -19,7 +19,7 @@ from loom.ids import IdSource, ulid
 from loom.kernel.machine import DecisionSources
 from loom.runtime.alarms import Alarms
 from loom.runtime.backoff import Backoff
-from loom.runtime.journal import patiently
+from loom.runtime.patience import patiently
 from loom.runtime.run import Phase
 from loom.runtime.waiters import MOVED, Ending, Waiters
 from loom.schemas.envelope import EVENT_SCHEMA, Envelope, Json, Kind
@@ -255,6 +255,7 @@ class Engine:
                 del self.chains[run.chain_id]
             if run.phase is Phase.STOPPED and not self.owns(run.chain_id):
                 self.waiters.ended(run.id, MOVED)
+            run.detach()
 
     def unparked(self, run: Run) -> None:
         """A parked run goes on; rows of its answered waits are retired once that is durable."""
@@ -371,6 +372,7 @@ class Engine:
         self.closed = True
         for run in list(self.runs.values()):
             run.stop()
+            run.detach()
         self.runs.clear()
         self.chains.clear()
         self.parked_runs.clear()

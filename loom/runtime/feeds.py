@@ -90,6 +90,10 @@ class Feeds:
         for feed in self._feeds.values():
             feed.head = max(feed.head, heads.get(feed.stream_id, -1)) if owned else _UNKNOWN
 
+    def detach(self) -> None:
+        """Forget the run: it is gone."""
+        del self._run
+
     def _known(self, topic: str) -> bool:
         feed = self._feeds.get(topic) or self._open(topic)
         return bool(self.unread[topic]) or feed.next > feed.head
@@ -104,7 +108,8 @@ class Feeds:
         return feed
 
     async def _read(self, topics: list[str]) -> None:
-        events = self._run.engine.events
+        run = self._run
+        events, engine = run.engine.events, run.engine
         try:
             for topic in topics:
                 feed = self._feeds[topic]
@@ -117,8 +122,8 @@ class Feeds:
                     feed.next = max(feed.next, feed.head + 1) if not found else feed.next
         except StoreError as error:
             self._reading = False
-            self._run.engine.signals.repeated_storage_error(error, self._run.id)
-            self._run.engine.later(self._run.engine.retry_ms, self._run.look)
+            engine.signals.repeated_storage_error(error, run.id)
+            engine.later(engine.retry_ms, run.look)
             return
         self._reading = False
-        self._run.look()
+        run.look()

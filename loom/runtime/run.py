@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -83,6 +82,7 @@ class Run:
         self.machine = FlowMachine(flow, info, engine.sources)
         self.journal = Journal(
             engine,
+            engine.loop,
             self.id,
             head=state.head,
             fence=fence,
@@ -90,20 +90,34 @@ class Run:
             on_failed=self._journal_failed,
         )
         self.steps = Steps(self)
-        self.feeds = Feeds(self)
+        self._feeds: Feeds | None = None
         self.phase = Phase.RUNNING
         self.active = True
         self.pending: dict[str, Command] = {}
         self.rows: set[int] = set()
         self._state = state
         self._unfolded: list[Envelope] = []
-        self._ready: deque[Callable[[], None]] = deque()
+        self._ready: list[Callable[[], None]] = []
         self._barrier = False
         self._pumping = False
         self._wait_sites: set[str] = set()
         self._alarm: Alarm | None = None
         self._parking = False
         self._refused = False
+
+    @property
+    def feeds(self) -> Feeds:
+        """What is known of the chain's inbox."""
+        if self._feeds is None:
+            self._feeds = Feeds(self)
+        return self._feeds
+
+    def detach(self) -> None:
+        """Let go of everything that refers back here, so that a run is freed with its last reference."""
+        self.journal.detach()
+        self.steps.detach()
+        if self._feeds is not None:
+            self._feeds.detach()
 
     # Beginnings -----------------------------------------------------------------------------------------------------
 
@@ -158,7 +172,7 @@ class Run:
 
     def first(self, fact: Callable[[], None]) -> None:
         """Let something enter before whatever waits, once the run goes on."""
-        self._ready.appendleft(fact)
+        self._ready.insert(0, fact)
 
     def look(self) -> None:
         """See whether a wait can be answered now."""
@@ -221,7 +235,7 @@ class Run:
         try:
             while self.active and not self._barrier:
                 if self._ready:
-                    self._ready.popleft()()
+                    self._ready.pop(0)()
                 elif not self._settle():
                     break
         except LoomError as error:
@@ -396,7 +410,8 @@ class Run:
         """The park is durable: read the inbox again (system.md 0, lost wake-ups), then rest in memory or leave it."""
         if self.phase is not Phase.PARKED:
             return
-        self.feeds.doubt()
+        if self._feeds is not None:
+            self._feeds.doubt()
         self.engine.parked(self)
         self.look()
 
@@ -468,7 +483,10 @@ class Run:
     def resting(self) -> bool:
         """Whether it waits for the world alone: no effect runs, none is asked for, all of it is durable."""
         busy = self.journal.behind or self._ready or self._parking or self.pending
-        return not (busy or self.feeds.reading or self.steps.working)
+        return not (busy or self._reading() or self.steps.working)
+
+    def _reading(self) -> bool:
+        return self._feeds is not None and self._feeds.reading
 
     def timers(self) -> set[int]:
         """Instants that the flow's timers wait for now."""
@@ -481,7 +499,7 @@ class Run:
 
     def evictable(self) -> bool:
         """Whether the run rests, all of it durable, and may leave memory."""
-        idle = not (self.journal.behind or self._ready or self._parking or self.feeds.reading)
+        idle = not (self.journal.behind or self._ready or self._parking or self._reading())
         return self.phase is Phase.PARKED and idle
 
     def rebase(self, beside: Sequence[Envelope]) -> None:

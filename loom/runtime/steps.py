@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import deque
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -61,7 +60,7 @@ class Steps:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._attempts: dict[str, _Attempt] = {}
-        self._held: deque[str] = deque()
+        self._held: list[str] = []
         self._gate = 0
 
     @property
@@ -96,9 +95,15 @@ class Steps:
         for attempt in attempts.values():
             attempt.give_up()
 
+    def detach(self) -> None:
+        """Forget the run: it is gone, and every step was given up."""
+        del self._run
+
     def proceed(self) -> None:
         """Start what was held back, as far as it may start now."""
-        held, self._held = self._held, deque()
+        if not self._held:
+            return
+        held, self._held = self._held, []
         for site_id in held:
             self._launch(site_id)
 

@@ -28,7 +28,8 @@ from loom.kernel.values import dump_json
 from loom.runtime import endings, facts
 from loom.runtime.drivers import NEVER, fence_owner
 from loom.runtime.handle import Handle, status_of
-from loom.runtime.journal import JournalLatched, append_patiently
+from loom.runtime.journal import JournalLatched
+from loom.runtime.patience import append_patiently
 from loom.runtime.sizes import json_size
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, StreamAppend
