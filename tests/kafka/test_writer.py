@@ -239,6 +239,24 @@ async def test_a_deciding_read_needs_a_commit_of_this_tenure(writers):
     assert old.stopped().stop_reason is StopReason.FENCED
 
 
+@pytest.mark.parametrize("owner", [True, False])
+async def test_a_caller_who_knows_more_than_the_writer_is_not_refused_from_stale_memory(writers, owner):
+    old = writers.make("n1", confirm=lambda: owner).serving()
+    await old.write(append("s", 0))
+    new = writers.make("n2", confirm=lambda: not owner).serving()
+    await new.write(append("s", 1))
+
+    further = old.write(append("s", 2))
+    if owner:
+        (placed,) = await further
+        assert placed.first == 2
+    else:
+        with pytest.raises(NotOwnerError):
+            await further
+    with pytest.raises(WrongHeadError):  # no writer has more, and this one has proved it
+        await (old if owner else new).write(append("s", 9))
+
+
 async def test_deciding_reads_share_a_transaction_and_leave_no_event(writers):
     writer = writers.make("n1").serving()
     await asyncio.gather(*(writer.proof() for _ in range(50)))

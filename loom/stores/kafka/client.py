@@ -58,7 +58,11 @@ _UNREACHABLE: Final = _codes(
     "_SSL",
     "_AUTHENTICATION",
     "_WAIT_COORD",
+    "_NOENT",  # no leader is known: what an admin client says when nobody answers it
     "_DESTROY",
+    "FENCED_LEADER_EPOCH",
+    "UNKNOWN_LEADER_EPOCH",
+    "OFFSET_NOT_AVAILABLE",
     "REQUEST_TIMED_OUT",
     "NETWORK_EXCEPTION",
     "BROKER_NOT_AVAILABLE",

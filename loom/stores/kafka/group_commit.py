@@ -18,6 +18,7 @@ from loom.errors import (
     PayloadTooLargeError,
     PublishRefusedError,
     StorageWriteError,
+    WrongHeadError,
 )
 from loom.stores.kafka.client import Fault
 from loom.stores.kafka.deadline import Deadline
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from loom.stores.kafka.records import Records
     from loom.stores.kafka.takeover import Takeover
     from loom.stores.kafka.transaction import Limits
+    from loom.stores.ops import Verdict
     from loom.stores.rows import Index
 
 _log = logging.getLogger("loom.kafka.writer")
@@ -239,7 +241,7 @@ class GroupCommit:
             return False
         if isinstance(verdict, Accepted):
             return True
-        if verdict.on_staged or pending.source is not None:
+        if verdict.on_staged or pending.source is not None or _knows_more(verdict):
             transaction.hold(pending, verdict)
         elif isinstance(verdict, Rejected):
             self.answers.give(pending, None, verdict.error)
@@ -385,3 +387,9 @@ class GroupCommit:
             pending.refusal = PublishRefusedError(
                 topics[0], f"the transaction failed twice, the second time alone ({code})", "check the topic"
             )
+
+
+def _knows_more(verdict: Verdict) -> bool:
+    """Whether the caller saw more of the stream than this writer has: then it is to prove that it is the writer still."""
+    error = verdict.error if isinstance(verdict, Rejected) else None
+    return isinstance(error, WrongHeadError) and error.expected > error.head
