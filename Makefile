@@ -24,7 +24,7 @@ test: $(STAMP) ## the whole suite, on real Kafka and real Redis
 	@$(BIN)/pytest $(PYTEST_ARGS)
 
 soak: $(STAMP) ## the long tests
-	@$(BIN)/pytest --soak -m soak $(PYTEST_ARGS)
+	@$(BIN)/pytest --soak -m soak -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
 lint: $(STAMP) ## style, and which way imports run
 	@$(BIN)/ruff check .
