@@ -202,7 +202,7 @@ async def test_a_lease_call_is_bounded_by_a_sixth_of_its_ttl(redis_url, redis_pr
 
 async def test_a_stopped_server_is_an_error_in_time_and_no_call_is_doubled(private_redis):
     leases, wakes = RedisLeaseStore(private_redis.url, "p"), _wakes(private_redis.url, "p")
-    await leases.acquire("e", "n1", 600)
+    await leases.acquire("e", "n1", 60_000)
     private_redis.pause()
     with pytest.raises(LeaseStoreTimeoutError):
         await leases.renew_many(["e"], "n1", 600)

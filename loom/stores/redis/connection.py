@@ -17,7 +17,7 @@ from loom.stores.redis.scripts import EPOCH, Script
 
 SETTING: Final = "redis_url"
 MIN_TIMEOUT_MS: Final = 100
-"""No call is given less: pauses of a loaded host would look like an outage of the server."""
+"""No call is given less by default: pauses of a loaded host would look like an outage of the server."""
 
 _FOREIGN: Final[tuple[type[Exception], ...]] = (
     OSError,
@@ -47,6 +47,7 @@ class RedisConnection:
         prefix: str,
         *,
         timeout_ms: int = 1000,
+        floor_ms: int = MIN_TIMEOUT_MS,
         max_connections: int = 8,
         ids: IdSource = ulid,
         timed_out: TimedOut | None = None,
@@ -57,6 +58,7 @@ class RedisConnection:
             url: ``redis://``, ``rediss://`` or ``unix://``.
             prefix: start of every key; must not hold braces.
             timeout_ms: bound of every call, waiting for a free connection included.
+            floor_ms: no call that asks for less is given less.
             max_connections: bound of the pool.
             ids: where the identity of an empty store comes from.
             timed_out: the error for a call that was not answered in time; default UnreachableError.
@@ -66,7 +68,7 @@ class RedisConnection:
         """
         if not prefix or "{" in prefix or "}" in prefix:
             raise ConfigError("redis_prefix", f"{prefix!r} cannot start a key", "use a name without braces")
-        self.prefix, self.timeout_ms = prefix, timeout_ms
+        self.prefix, self.timeout_ms, self._floor_ms = prefix, timeout_ms, floor_ms
         self._ids, self._timed_out = ids, timed_out
         seconds = timeout_ms / 1000
         try:
@@ -140,7 +142,7 @@ class RedisConnection:
         return UnreachableError("Redis", self.address, SETTING, f"{what}: no answer within {bound_ms} ms")
 
     async def _bounded(self, what: str, call: Callable[[], Any], timeout_ms: int | None) -> Any:
-        bound = max(MIN_TIMEOUT_MS, min(self.timeout_ms, timeout_ms or self.timeout_ms))
+        bound = max(self._floor_ms, min(self.timeout_ms, timeout_ms or self.timeout_ms))
         try:
             async with asyncio.timeout(bound / 1000):
                 return await call()

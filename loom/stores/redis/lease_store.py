@@ -9,7 +9,7 @@ from loom.errors import DecodeError, LeaseStoreTimeoutError
 from loom.ids import IdSource, ulid
 from loom.stores.contracts import Lease, Presence
 from loom.stores.redis import scripts
-from loom.stores.redis.connection import RedisConnection
+from loom.stores.redis.connection import MIN_TIMEOUT_MS, RedisConnection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,11 +42,23 @@ class RedisLeaseStore:
     scope = "cluster"
 
     def __init__(
-        self, url: str, prefix: str, *, timeout_ms: int = MAX_STORE_TIMEOUT_MS, ids: IdSource = ulid
+        self,
+        url: str,
+        prefix: str,
+        *,
+        timeout_ms: int = MAX_STORE_TIMEOUT_MS,
+        floor_ms: int = MIN_TIMEOUT_MS,
+        ids: IdSource = ulid,
     ) -> None:
-        """Prepare the store; nothing is connected yet. ``timeout_ms`` is capped at 1 s."""
-        bound = min(timeout_ms, MAX_STORE_TIMEOUT_MS)
-        self.connection = RedisConnection(url, prefix, timeout_ms=bound, ids=ids, timed_out=_timed_out)
+        """Prepare the store; nothing is connected yet. ``timeout_ms`` is capped at 1 s, ``floor_ms`` bounds it below."""
+        self.connection = RedisConnection(
+            url,
+            prefix,
+            timeout_ms=min(timeout_ms, MAX_STORE_TIMEOUT_MS),
+            floor_ms=floor_ms,
+            ids=ids,
+            timed_out=_timed_out,
+        )
         key = self.connection.key
         self._keys = [key(_PART, "rows"), key(_PART, "expiry"), key(_PART, "lapsed")]
         self._present = [key(_PART, "present")]
