@@ -177,7 +177,7 @@ class Staged:
 
 
 def _stands(settled: Verdict, verdict: Verdict) -> bool:
-    """Whether the verdict of committed state alone is the staged one, whatever becomes of the transaction."""
+    """Whether the verdict of committed state alone, of the same type, holds whatever becomes of the transaction."""
     if isinstance(settled, Rejected) and isinstance(verdict, Rejected):
         return type(settled.error) is type(verdict.error) and not settled.on_staged
-    return isinstance(settled, Repeated)
+    return True

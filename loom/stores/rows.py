@@ -133,7 +133,14 @@ class StreamRow:
     def info(self, stream_id: str) -> StreamInfo:
         """The row as the contract shows it."""
         return StreamInfo(
-            stream_id, self.head, self.first, self.fence, self.anchor, self.status, self.node, self.fence_owner
+            stream_id,
+            self.head,
+            self.first,
+            self.fence,
+            self.anchor,
+            self.status,
+            self.node,
+            self.fence_owner,
         )
 
 
@@ -154,16 +161,15 @@ def merge_rows(row: StreamRow, mark: StreamRow) -> StreamRow:
     A mark is the whole row as of its head, so one at or above the row's head replaces it. An older one still tells of
     the fence and of what was trimmed, which move without events.
     """
+    if mark.deleted:
+        return mark
     consumed = max(row.consumed, mark.consumed)
-    if mark.deleted or mark.head >= row.head:
+    if mark.head >= row.head:
         merged = mark
     else:
         merged = row.copy()
-        merged.first, merged.fence, merged.fence_owner = (
-            max(row.first, mark.first),
-            mark.fence,
-            mark.fence_owner,
-        )
+        merged.first = max(row.first, mark.first)
+        merged.fence, merged.fence_owner = mark.fence, mark.fence_owner
     merged.consumed = consumed
     return merged
 

@@ -447,6 +447,23 @@ def test_a_stream_may_leave_memory_between_its_mark_and_its_events(folder):
     built.close()
 
 
+def test_an_older_mark_that_is_read_again_takes_nothing_back(index):
+    inbox = inbox_stream("e", "t")
+    for n in range(4):
+        write(message(inbox, n), index)
+    write(Truncate(inbox, 2), index)
+    mark = index.row(inbox).copy()
+    consuming = StreamAppend("e", log("e", Kind.EXECUTION_STARTED).appends[0].events, consumed=((inbox, 2),))
+    write(AppendOps((consuming,)), index)
+    index.load_mark(inbox, mark.copy())
+    assert (index.row(inbox).consumed, index.row(inbox).waiting) == (2, 1)
+    write(message(inbox, 4), index)
+    index.load_mark(inbox, mark.copy())
+    row = index.row(inbox)
+    assert (row.head, row.first, row.consumed, list(row.recent)[-1]) == (4, 2, 2, "m4")
+    assert [e.sequence for e in index.events(inbox, 0, 9)] == [0, 2, 3, 4]
+
+
 def test_a_mark_that_is_gone_takes_the_stream_along(index):
     write(log("e", Kind.EXECUTION_STARTED, Kind.EXECUTION_COMPLETED), index)
     index.maintain()

@@ -245,6 +245,15 @@ def test_deletion_and_truncation_that_are_staged(world):
     assert not world.judge(app("a", 2, "3")).on_staged
 
 
+def test_a_deletion_that_is_committed_stands(world):
+    world.do(app("a", -1, "0"), AppendOps((msg("0"),)), Delete(INBOX))
+    world.judge(app("a", 0, "1", consumed=((INBOX, 0),)))
+    refused = world.judge(app(INBOX, 0, "x"))
+    assert isinstance(refused.error, WrongHeadError)
+    assert not refused.on_staged
+    assert not world.judge(AppendOps((msg("x"),))).on_staged
+
+
 def test_a_full_inbox_waits_for_the_message_that_fills_it(world):
     world.do(AppendOps((msg("0"),)))
     world.judge(AppendOps((msg("1", backlog_cap=2),)))
