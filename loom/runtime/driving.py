@@ -249,7 +249,7 @@ class Driving:
         try:
             flow = engine.flows.get(name)
             info = facts.info_of(state, workflow=name)
-            run = Run(engine, flow, info, state)
+            run = Run(engine, flow, info, state, head=state.head)
             run.replay(loaded.history)
         except LoomError as error:
             engine.backoff.failed(state.execution_id)
@@ -278,14 +278,14 @@ class Driving:
     def begin(self, started: Envelope) -> Run | None:
         """Drive a fresh execution whose first event this node has just appended, under its first fence."""
         engine = self._engine
-        state = ExecutionState(answers=None)
-        fold(state, started)
+        info = facts.info_of_start(started)
         try:
-            flow = engine.flows.get(state.workflow)
+            flow = engine.flows.get(info.workflow)
         except UnknownFlowError as error:
-            engine.signals.repeated_error(error, state.execution_id)
+            engine.signals.repeated_error(error, info.execution_id)
             return None
-        run = Run(engine, flow, facts.info_of(state), state, fence=facts.FIRST_FENCE)
+        run = Run(engine, flow, info, None, head=0, fence=facts.FIRST_FENCE)
+        run.note(started)
         engine.register(run)
         run.begin()
         return run

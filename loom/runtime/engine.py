@@ -24,7 +24,7 @@ from loom.runtime.run import Phase
 from loom.runtime.waiters import MOVED, Ending, Waiters
 from loom.schemas.envelope import EVENT_SCHEMA, Envelope, Json, Kind
 from loom.stores.contracts import OwningEventStore, WakeRow
-from loom.topics.partitioner import mint, partition_of
+from loom.topics.partitioner import Minter, mint, partition_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -101,6 +101,7 @@ class Engine:
         self._events_made = itertools.count()
         self.closed = False
         self._partitions = self._known_placement()
+        self._minter = Minter(self._partitions) if self._partitions and ids is ulid else None
 
     # Small things ---------------------------------------------------------------------------------------------------
 
@@ -127,16 +128,18 @@ class Engine:
             return {}
         return {info.stream_id: info.head for info in self.owning.inbox_streams(chain_id)}
 
-    def mint(self) -> str:
-        """A fresh execution id, in a shard of this process where it owns one."""
-        shard = self.owning.mint_shard() if self.owning is not None else None
-        return self.ids() if shard is None else self._mint_in(shard)
+    def mint(self) -> tuple[str, bool]:
+        """A fresh execution id, in a shard of this process where it owns one, and whether it does."""
+        shard = self.owning.mint_shard() if self.owning is not None and self.drives else None
+        return (self.ids(), False) if shard is None else (self._mint_in(shard), True)
 
     def mint_beside(self, chain_id: str) -> str:
         """A fresh execution id in the chain's shard."""
         return self.ids() if self.owning is None else self._mint_in(self.owning.shard_of(chain_id))
 
     def _mint_in(self, shard: int) -> str:
+        if self._minter is not None:
+            return self._minter(shard)
         if self._partitions:
             return mint(shard, self._partitions, self.ids)
         assert self.owning is not None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from loom.kernel.commands import PublishRecord
     from loom.kernel.state import ExecutionState
+    from loom.schemas.envelope import Envelope
 
 CANCEL_TOPIC: Final = f"{RESERVED_PREFIX}_cancel__"
 """Reserved inbox topic on which a parent's cancellation reaches a child's chain; the owner of the chain acts on it."""
@@ -81,6 +82,23 @@ def info_of(state: ExecutionState, *, workflow: str | None = None) -> RunInfo:
         parent=state.parent,
         continued_from=state.continued_from,
         erased=subject if subject is not None and subject in state.shredded else None,
+    )
+
+
+def info_of_start(event: Envelope) -> RunInfo:
+    """As ``info_of``, from the first event alone: all that a fresh run needs."""
+    data = event.data
+    continued = data.get("continuedFrom")
+    return RunInfo(
+        event.stream_id,
+        data["chainId"],
+        data["workflow"],
+        data["input"],
+        event.timestamp,
+        data["subject"],
+        data.get("principal"),
+        data.get("parent"),
+        continued["executionId"] if continued is not None else None,
     )
 
 

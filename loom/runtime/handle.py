@@ -100,7 +100,7 @@ class Handle(Generic[R]):
     async def _ending_of(self, execution_id: str, future: asyncio.Future[Ending] | None) -> Ending:
         engine = self._engine
         while True:
-            if future is None:
+            if future is None or future.cancelled():
                 # Whoever asks later than the end finds it in the log; whoever asks earlier is told.
                 future = engine.waiters.of(execution_id)
                 ended = await self._recorded(execution_id)
@@ -108,7 +108,7 @@ class Handle(Generic[R]):
                     return ended
             if not future.done() and not engine.hears(execution_id):
                 return await self._followed(execution_id)
-            ending = await asyncio.shield(future)
+            ending = await _awaited(future)
             if not ending.moved:
                 return ending
             future = None
@@ -137,6 +137,11 @@ class Handle(Generic[R]):
                     raise
                 engine.signals.repeated_storage_error(error, execution_id)
             await asyncio.sleep(0.1)
+
+
+async def _awaited(future: asyncio.Future[Ending]) -> Ending:
+    """The future's result. It is shared: whoever gives up waiting leaves it to the others."""
+    return await future if future.done() else await asyncio.shield(future)
 
 
 async def _subscription(engine: Engine, execution_id: str, sequence: int) -> AsyncIterator[Envelope]:

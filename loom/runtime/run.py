@@ -70,8 +70,9 @@ class Run:
         engine: Engine,
         flow: FlowDefinition[..., Any],
         info: RunInfo,
-        state: ExecutionState,
+        state: ExecutionState | None,
         *,
+        head: int,
         fence: int = 0,
     ) -> None:
         self.engine = engine
@@ -84,7 +85,7 @@ class Run:
             engine,
             engine.loop,
             self.id,
-            head=state.head,
+            head=head,
             fence=fence,
             on_settled=self._journal_settled,
             on_failed=self._journal_failed,
@@ -132,7 +133,7 @@ class Run:
             FlowStuckError, SealedPayloadUnreadableError: it cannot go on here.
         """
         commands = self.machine.replay(history)
-        if self._state.status == "suspended" and all(isinstance(c, Wait) for c in commands):
+        if self.state.status == "suspended" and all(isinstance(c, Wait) for c in commands):
             self.phase = Phase.PARKED
             self.rows.update(wakes_of(self.machine.waiting))
         self._ready.append(lambda: self._execute(commands))
@@ -153,12 +154,15 @@ class Run:
 
     @property
     def state(self) -> ExecutionState:
-        """The state folded up to everything given out."""
+        """The state folded up to everything given out; folded when it is first asked for."""
+        state = self._state
+        if state is None:
+            state = self._state = ExecutionState(answers=None)
         if self._unfolded:
             for envelope in self._unfolded:
-                fold(self._state, envelope)
+                fold(state, envelope)
             self._unfolded.clear()
-        return self._state
+        return state
 
     def may_act(self) -> bool:
         """Whether an effect may start: nothing is known to have failed, and this node's evidence of life stands."""

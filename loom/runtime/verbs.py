@@ -137,10 +137,10 @@ class Verbs:
             dump_json(given, what) if definition is None else definition.accept_input(given), what
         )
         if execution_id is None:
-            execution_id = engine.mint()
+            execution_id, owned = engine.mint()
         else:
-            check_execution_id(execution_id)
-        drives = definition is not None and engine.owns(execution_id) and engine.live()
+            owned = engine.owns(check_execution_id(execution_id))
+        drives = owned and definition is not None and engine.live()
         actor = None if principal is None else principal.actor
         fact = facts.started(
             workflow,

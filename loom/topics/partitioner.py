@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from base64 import b32hexencode
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from loom.errors import InvalidIdError
 from loom.ids import IdSource, ulid
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 CACHED_PARTITIONS: Final = 16_384
 """How many placements are remembered: a chain that is active is looked up at every append."""
+
+HEAD_MS: Final = 100
+"""How long a minter keeps what its ids begin with: they sort by time to within that."""
 
 MAX_DRAWS_PER_PARTITION: Final = 64
 """Bound of :func:`mint`, times P: a fair source misses that often with probability e^-64."""
@@ -101,3 +108,45 @@ def _turned_ulid(shard: int, partitions: int) -> str:
             data = data[:_ULID_HEAD] + tail.to_bytes(2, "little")
             break
     return data.decode()
+
+
+class Minter:
+    """Mints ids for one shard after another, quicker than :func:`mint`: what the id and the hash begin with is shared.
+
+    Ids of one minter that are made within ``HEAD_MS`` differ in their last two characters; between minters, and from
+    one head to the next, 70 random bits beside the millisecond do.
+    """
+
+    def __init__(self, partitions: int) -> None:
+        self._partitions = partitions
+        self._heads: dict[int, Iterator[str]] = {}
+        self._stale_at = 0.0
+
+    def __call__(self, shard: int) -> str:
+        """Return a fresh id that hashes to ``shard``."""
+        if time.monotonic() >= self._stale_at:
+            self._heads.clear()
+            self._stale_at = time.monotonic() + HEAD_MS / 1000
+        while True:
+            ids = self._heads.get(shard)
+            if ids is None:
+                ids = self._heads[shard] = _turnings(shard, self._partitions)
+            minted = next(ids, None)
+            if minted is not None:
+                return minted
+            del self._heads[shard]  # every ending is used up
+
+
+def _turnings(shard: int, partitions: int) -> Iterator[str]:
+    """Every id of one fresh head that hashes to ``shard``."""
+    if not 0 <= shard < partitions:
+        raise ValueError(f"shard {shard} is not one of {partitions} partitions")
+    random = b32hexencode(os.urandom(10)).translate(_CROCKFORD)[: _ULID_HEAD - _ULID_TIME]
+    data = ulid()[:_ULID_TIME].encode() + random
+    head = _mix_words(data, _ULID_HEAD >> 2, _SEED ^ _ULID_LENGTH)
+    text = data.decode()
+    for tail in _TAILS:
+        h = ((head ^ tail) * _M) & _MASK
+        h = ((h ^ h >> 13) * _M) & _MASK
+        if ((h ^ h >> 15) & _POSITIVE) % partitions == shard:
+            yield text + tail.to_bytes(2, "little").decode()
