@@ -69,7 +69,12 @@ def raw_limit(
     """Records a second of a plain transactional producer on two lanes."""
     topic = make_topic(bootstrap)
     lanes = itertools.cycle(make_lanes(bootstrap, topic))
-    value, headers = b"x" * value_bytes, [("type", "STEP_COMPLETED"), ("sequence", "1"), ("id", "x" * 26)]
+    value = b"x" * value_bytes
+    headers: list[tuple[str, str | bytes | None]] = [
+        ("type", "STEP_COMPLETED"),
+        ("sequence", "1"),
+        ("id", "x" * 26),
+    ]
     moved, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         lane = next(lanes)
@@ -121,7 +126,7 @@ class _GroupCommit(threading.Thread):
 
     def _produce(self, lane: Producer, event: Envelope) -> None:
         sequence = str(event.sequence)
-        headers = [
+        headers: list[tuple[str, str | bytes | None]] = [
             ("type", event.type),
             ("sequence", sequence),
             ("id", event.id),
@@ -183,7 +188,7 @@ async def _bare(bootstrap: str, concurrency: int, seconds: float) -> Figure:
 
 def summarise(latencies: list[float], seconds: float) -> Figure:
     """Throughput and percentiles of latencies given in seconds."""
-    if len(latencies) < 2:
+    if len(latencies) <= 1:
         return Figure(len(latencies) / seconds)
     cuts = statistics.quantiles(latencies, n=100)
     return Figure(len(latencies) / seconds, cuts[49] * 1000, cuts[98] * 1000)

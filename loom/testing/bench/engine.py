@@ -1,0 +1,169 @@
+"""Measurements of the engine on a broker and a Redis beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from loom.ids import ulid
+from loom.runtime import Client
+from loom.schemas.envelope import NewEvent
+from loom.stores.contracts import StreamAppend
+from loom.testing.bench.fleet import PAYLOAD, fleet, many_steps, one_step, owning, parked
+from loom.testing.bench.references import Figure, summarise
+from loom.topics.partitioner import mint
+
+if TYPE_CHECKING:
+    from loom.runtime import Runtime
+
+WARM_S: Final = 1.5
+AT_ONCE: Final = 256
+
+
+async def executions(
+    bootstrap: str,
+    redis_url: str | None,
+    *,
+    concurrency: int,
+    seconds: float,
+    spread: bool = False,
+    **settings: Any,
+) -> Figure:
+    """One-step executions a second through one process, ``concurrency`` at a time; ``spread``: over all partitions."""
+    latencies: list[float] = []
+    async with fleet(bootstrap, redis_url, **settings) as runtime:
+        partitions = runtime.config.partitions
+        from_ = time.perf_counter() + WARM_S
+        ends = from_ + seconds
+
+        async def one(number: int) -> None:
+            while (began := time.perf_counter()) < ends:
+                chosen = mint(number % partitions, partitions) if spread else None
+                handle = await runtime.start(one_step, PAYLOAD, execution_id=chosen)
+                await handle.result()
+                if began >= from_:
+                    latencies.append(time.perf_counter() - began)
+
+        await asyncio.gather(*(one(number) for number in range(concurrency)))
+    return summarise(latencies, seconds)
+
+
+async def appends(bootstrap: str, *, in_flight: int, seconds: float, **settings: Any) -> tuple[Figure, float]:
+    """Records a second of conditional appends of three events; and records a transaction."""
+    done = 0
+    async with fleet(bootstrap, None, partitions=1, **settings) as runtime:
+        events: Any = runtime.stores.events
+        from_ = time.perf_counter() + WARM_S
+        ends = from_ + seconds
+
+        async def one() -> None:
+            nonlocal done
+            stream, head = mint(0, 1), -1
+            while (began := time.perf_counter()) < ends:
+                batch = tuple(
+                    NewEvent(ulid(), "STEP_COMPLETED", {"siteId": "0:0", "output": PAYLOAD}) for _ in range(3)
+                )
+                head = (await events.append(StreamAppend(stream, batch, expected_head=head))).head
+                if began >= from_:
+                    done += 3
+
+        await asyncio.gather(*(one() for _ in range(in_flight)))
+    return Figure(done / seconds), 3 * in_flight
+
+
+async def wakes(bootstrap: str, redis_url: str | None, *, count: int, **settings: Any) -> Figure:
+    """From ``send`` to the completion of a flow parked on ``receive``, one at a time."""
+    latencies: list[float] = []
+    async with fleet(bootstrap, redis_url, **settings) as runtime:
+        for number in range(count + count // 10):
+            handle = await runtime.start(parked, None)
+            await is_parked(runtime, handle.execution_id)
+            began = time.perf_counter()
+            await runtime.send(handle.execution_id, "go", PAYLOAD)
+            await handle.result()
+            if number >= count // 10:
+                latencies.append(time.perf_counter() - began)
+    return summarise(latencies, sum(latencies))
+
+
+async def wakes_by_request(bootstrap: str, redis_url: str | None, *, count: int, **settings: Any) -> Figure:
+    """As :func:`wakes`, sent by a client that owns nothing: the message is a request to the owner."""
+    latencies: list[float] = []
+    async with (
+        fleet(bootstrap, redis_url, **settings) as runtime,
+        Client(runtime.config.model_copy(update={"node_id": "bench-client"})) as client,
+    ):
+        for number in range(count + count // 10):
+            handle = await runtime.start(parked, None)
+            await is_parked(runtime, handle.execution_id)
+            began = time.perf_counter()
+            await client.send(handle.execution_id, "go", PAYLOAD)
+            await handle.result()
+            if number >= count // 10:
+                latencies.append(time.perf_counter() - began)
+    return summarise(latencies, sum(latencies))
+
+
+async def steps(bootstrap: str, redis_url: str | None, *, count: int, **settings: Any) -> float:
+    """Seconds for ``count`` steps one after the other, from start to result."""
+    async with fleet(bootstrap, redis_url, **settings) as runtime:
+        await (await runtime.start(many_steps, 50)).result()
+        began = time.perf_counter()
+        await (await runtime.start(many_steps, count)).result()
+        return time.perf_counter() - began
+
+
+async def park_many(runtime: Runtime, count: int) -> list[str]:
+    """Start executions that park, ``AT_ONCE`` at a time; return their ids once all are parked."""
+    ids: list[str] = []
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one() -> None:
+        async with room:
+            handle = await runtime.start(parked, PAYLOAD)
+            await is_parked(runtime, handle.execution_id)
+            ids.append(handle.execution_id)
+
+    await asyncio.gather(*(one() for _ in range(count)))
+    return ids
+
+
+async def is_parked(runtime: Runtime, execution_id: str) -> None:
+    """Wait until an execution rests."""
+    async with asyncio.timeout(60):
+        while await runtime.parked_at_sequence(execution_id) is None:  # noqa: ASYNC110 - nothing announces a park
+            await asyncio.sleep(0.002)
+
+
+async def takeover(bootstrap: str, *, events: int, **settings: Any) -> tuple[float, float]:
+    """Seconds to take over one partition that holds ``events`` events: cold, and with a local checkpoint."""
+    async with fleet(bootstrap, None, partitions=1, **settings) as runtime:
+        prefix = runtime.config.topic_prefix
+        await fill(runtime, events)
+    cold = await timed_open(bootstrap, prefix, settings)
+    warm = await timed_open(bootstrap, prefix, settings)
+    return cold, warm
+
+
+async def fill(runtime: Runtime, count: int) -> None:
+    """Append finished executions of ten events until there are ``count`` events."""
+    store: Any = runtime.stores.events
+
+    async def one() -> None:
+        batch = tuple(
+            NewEvent(ulid(), "EXECUTION_COMPLETED" if last else "STEP_COMPLETED", {"output": PAYLOAD})
+            for last in [False] * 9 + [True]
+        )
+        await store.append(StreamAppend(mint(0, 1), batch, expected_head=-1))
+
+    for _ in range(count // (10 * AT_ONCE) + 1):
+        await asyncio.gather(*(one() for _ in range(AT_ONCE)))
+
+
+async def timed_open(bootstrap: str, prefix: str, settings: dict[str, Any]) -> float:
+    """Seconds from opening a node to its owning the one partition."""
+    began = time.perf_counter()
+    async with fleet(bootstrap, None, partitions=1, prefix=prefix, **settings) as runtime:
+        await owning(runtime, 1)
+        return time.perf_counter() - began

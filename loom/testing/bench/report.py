@@ -1,0 +1,174 @@
+"""Runs measurements, each in a process of its own, and prints them beside their references."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import platform
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from loom.errors import ConfigError
+from loom.testing import services
+from loom.testing.bench import engine, memory
+from loom.testing.bench.references import bare_loop, raw_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LIMIT_S: Final = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure: what, how much, in which unit, beside what."""
+
+    what: str
+    figure: str
+    beside: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What measurements run against."""
+
+    bootstrap: str
+    redis_url: str
+    seconds: float
+    scale: float
+
+
+def _throughput(at: Where) -> list[Row]:
+    rows = []
+    for concurrency in (16, 64, 256, 1024):
+        bare = bare_loop(at.bootstrap, concurrency=concurrency, seconds=at.seconds)
+        got = asyncio.run(
+            engine.executions(at.bootstrap, at.redis_url, concurrency=concurrency, seconds=at.seconds)
+        )
+        rows.append(
+            Row(
+                f"one-step executions, {concurrency} at once",
+                f"{got.per_second:,.0f}/s (p50 {got.p50_ms or 0:.1f}, p99 {got.p99_ms or 0:.1f} ms)",
+                f"bare loop {bare.per_second:,.0f}/s: {got.per_second / bare.per_second:.0%}",
+            )
+        )
+    return rows
+
+
+def _spread(at: Where) -> list[Row]:
+    minted = asyncio.run(engine.executions(at.bootstrap, at.redis_url, concurrency=256, seconds=at.seconds))
+    spread = asyncio.run(
+        engine.executions(at.bootstrap, at.redis_url, concurrency=256, seconds=at.seconds, spread=True)
+    )
+    beside = f"minted ids {minted.per_second:,.0f}/s: {spread.per_second / minted.per_second:.0%}"
+    return [Row("one-step executions over 8 partitions, 256 at once", f"{spread.per_second:,.0f}/s", beside)]
+
+
+def _append(at: Where) -> list[Row]:
+    got, records = asyncio.run(engine.appends(at.bootstrap, in_flight=256, seconds=at.seconds))
+    raw = raw_limit(at.bootstrap, records_a_transaction=round(records), seconds=at.seconds)
+    beside = f"raw limit {raw.per_second:,.0f}/s: {got.per_second / raw.per_second:.0%}"
+    return [Row("conditional appends of 3 events, 256 in flight", f"{got.per_second:,.0f} records/s", beside)]
+
+
+def _wake(at: Where) -> list[Row]:
+    count = round(300 * at.scale)
+    here = asyncio.run(engine.wakes(at.bootstrap, at.redis_url, count=count))
+    there = asyncio.run(engine.wakes_by_request(at.bootstrap, at.redis_url, count=count))
+    return [
+        Row("wake, one at a time", f"p50 {here.p50_ms or 0:.1f}, p99 {here.p99_ms or 0:.1f} ms"),
+        Row("wake through another client", f"p50 {there.p50_ms or 0:.1f}, p99 {there.p99_ms or 0:.1f} ms"),
+    ]
+
+
+def _steps(at: Where) -> list[Row]:
+    thousand = asyncio.run(engine.steps(at.bootstrap, at.redis_url, count=1000))
+    ten = asyncio.run(engine.steps(at.bootstrap, at.redis_url, count=10_000))
+    beside = f"a step among 10,000 costs {ten / 10 / thousand:.2f} of one among 1,000"
+    return [Row("1,000 steps one after the other", f"{thousand:.2f} s", beside)]
+
+
+def _takeover(at: Where) -> list[Row]:
+    rows = []
+    for events in (100_000, round(1_000_000 * at.scale)):
+        cold, warm = asyncio.run(engine.takeover(at.bootstrap, events=events))
+        rows.append(
+            Row(f"takeover of {events:,} events", f"{cold:.2f} s", f"with a local checkpoint {warm:.2f} s")
+        )
+    return rows
+
+
+def _memory(at: Where) -> list[Row]:
+    count = round(100_000 * at.scale)
+    held = asyncio.run(memory.parked_bytes(at.bootstrap, at.redis_url, count=count))
+    gone = asyncio.run(memory.finished_bytes(at.bootstrap, at.redis_url, count=count))
+    return [
+        Row(f"resident per parked execution, {count:,} parked", f"{held:,.0f} bytes"),
+        Row(f"resident per finished execution, {count:,} finished", f"{gone:,.0f} bytes"),
+    ]
+
+
+MEASUREMENTS: Final[dict[str, Callable[[Where], list[Row]]]] = {
+    "throughput": _throughput,
+    "spread": _spread,
+    "append": _append,
+    "wake": _wake,
+    "steps": _steps,
+    "takeover": _takeover,
+    "memory": _memory,
+}
+
+
+def run(names: list[str], *, seconds: float, scale: float, flush_each: bool, as_json: bool) -> None:
+    """Start a broker and a Redis, warm them up, run the named measurements (all where none is named), print.
+
+    Raises:
+        ConfigError: a name that is none.
+    """
+    unknown = [name for name in names if name not in MEASUREMENTS]
+    if unknown:
+        raise ConfigError(
+            "bench", f"there is no measurement {unknown[0]!r}", f"choose from {', '.join(MEASUREMENTS)}"
+        )
+    properties = {"log.flush.interval.messages": "1"} if flush_each else {}
+    with services.kafka(properties=properties) as broker, services.redis() as redis:
+        where = Where(broker.bootstrap, redis.url, seconds, scale)
+        for _ in range(3):
+            services.warm_up(broker.bootstrap)
+        _in_own_process(_warm, where)
+        rows = [row for name in names or MEASUREMENTS for row in _in_own_process(MEASUREMENTS[name], where)]
+        how = (
+            f"Python {platform.python_version()}, {os.cpu_count()} cores, {broker.note}; broker and Redis on the same "
+            f"machine{', the broker flushing each append' if flush_each else ''}; {seconds:g} s a figure"
+        )
+    if as_json:
+        print(json.dumps({"how": how, "rows": [asdict(row) for row in rows]}))  # noqa: T201 - its output
+        return
+    table = Table(
+        "what",
+        "figure",
+        "beside it, in the same run",
+        box=None,
+        pad_edge=False,
+        title=how,
+        title_justify="left",
+    )
+    for row in rows:
+        table.add_row(row.what, row.figure, row.beside)
+    Console(highlight=False, soft_wrap=True).print(table)
+
+
+def _warm(at: Where) -> list[Row]:
+    raw_limit(at.bootstrap, records_a_transaction=1000, seconds=2)
+    return []
+
+
+def _in_own_process(measure: Callable[[Where], list[Row]], where: Where) -> list[Row]:
+    """Memory, garbage and threads of one measurement are none of the next."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply_async(measure, (where,)).get(LIMIT_S)
