@@ -144,6 +144,10 @@ class ExecutionDeniedError(LoomError):
         self.op, self.execution_id, self.reason = op, execution_id, reason
         super().__init__(f"{op} of execution {execution_id!r} is denied: {reason}")
 
+    def __reduce__(self) -> tuple[type[ExecutionDeniedError], tuple[str, str, str]]:
+        """Pickle and copy as the ordinary denial, whichever it is (clauses.md, point 1)."""
+        return ExecutionDeniedError, (self.op, self.execution_id, self.reason)
+
 
 class SealedStreamUnreadableError(ExecutionDeniedError):
     """This node cannot open the execution's log; to the caller it is the ordinary denial (system.md 2.4)."""

@@ -240,11 +240,12 @@ class OwningEventStore(EventStore, Protocol):
         ...
 
 
-OPTIONAL_EVENT_STORE_METHODS: Final = ("sealing_capability", "read_at_rest", "read_redacted", "notify", "mint_id", "health")
+OPTIONAL_EVENT_STORE_METHODS: Final = ("sealing_capability", "read_at_rest", "read_redacted", "subscribe_loud", "notify", "mint_id", "health")
 """What an event store may have beyond its contract, asked for with ``getattr``; absent means that it cannot.
 
 ``sealing_capability() -> SealingCapability | None``: what this node opens (absent, None: nothing); ``read_at_rest``: as
-``read``, stored envelopes, never asking for a key; ``read_redacted``: as ``read``, what cannot be opened redacted.
+``read``, stored envelopes, never asking for a key; ``read_redacted``: as ``read``, what cannot be opened redacted;
+``subscribe_loud``: as ``subscribe``, raising where ``read`` would.
 Every wrapper forwards, overrides or refuses each of them by name (a test lists them all).
 """
 

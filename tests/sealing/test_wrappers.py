@@ -6,6 +6,7 @@ import pytest
 from benches import SealedBench
 
 from loom.stores.contracts import OPTIONAL_EVENT_STORE_METHODS, EventStore, OwningEventStore
+from loom.stores.guarded import GuardedEventStore, GuardedOwningEventStore
 from loom.stores.kafka.event_store import KafkaEventStore
 from loom.stores.memory.event_store import MemoryEventStore
 from loom.stores.sealing.encrypting import EncryptingEventStore, EncryptingOwningEventStore
@@ -30,6 +31,7 @@ SEALED_ALIKE = {
     "sealing_capability": OVERRIDE,
     "read_at_rest": OVERRIDE,
     "read_redacted": OVERRIDE,
+    "subscribe_loud": OVERRIDE,
     "notify": FORWARD,
     "mint_id": FORWARD,
     "health": FORWARD,
@@ -54,7 +56,15 @@ SHARDED = dict.fromkeys(SEALED_ALIKE, OVERRIDE) | {
     "mint_id": REFUSE,
     "health": REFUSE,
 }
+GUARDED = SEALED_ALIKE | {
+    "sealing_capability": FORWARD,
+    "read_at_rest": REFUSE,
+    "read_redacted": REFUSE,
+    "subscribe_loud": REFUSE,
+}
 TABLE = {
+    GuardedEventStore: GUARDED | dict.fromkeys(OWNING, REFUSE),
+    GuardedOwningEventStore: GUARDED | OWNING,
     EncryptingEventStore: SEALED_ALIKE | dict.fromkeys(OWNING, REFUSE),
     EncryptingOwningEventStore: SEALED_ALIKE | OWNING,
     ShardedEventStore: SHARDED | dict.fromkeys(OWNING, REFUSE),
@@ -79,6 +89,12 @@ class Everything:
         return lambda *args, **options: name
 
 
+def _made(wrapper, inner):
+    if wrapper is ShardedEventStore:
+        return wrapper([inner])
+    return wrapper(inner, SealedBench().keys) if issubclass(wrapper, EncryptingEventStore) else wrapper(inner)
+
+
 @pytest.mark.parametrize("wrapper", TABLE)
 def test_every_method_is_declared(wrapper):
     known = ALL | _methods(MemoryEventStore) | _methods(KafkaEventStore)
@@ -88,8 +104,8 @@ def test_every_method_is_declared(wrapper):
 
 @pytest.mark.parametrize("wrapper", TABLE)
 def test_the_declarations_are_true(wrapper):
-    bench = SealedBench()
-    made = wrapper([Everything()]) if wrapper is ShardedEventStore else wrapper(Everything(), bench.keys)
+    made = _made(wrapper, Everything())
+    assert set(wrapper.REFUSED) <= {name for name, how in TABLE[wrapper].items() if how == REFUSE}
     for name, how in TABLE[wrapper].items():
         assert hasattr(made, name) == (how != REFUSE), (name, how)
     with pytest.raises(AttributeError):
@@ -98,9 +114,8 @@ def test_the_declarations_are_true(wrapper):
 
 @pytest.mark.parametrize("wrapper", TABLE)
 def test_a_wrapper_has_no_optional_method_that_its_store_lacks(wrapper):
-    bench = SealedBench()
-    inner = MemoryEventStore(bench.log)
-    made = wrapper([inner]) if wrapper is ShardedEventStore else wrapper(inner, bench.keys)
+    inner = MemoryEventStore(SealedBench().log)
+    made = _made(wrapper, inner)
     optional = {n for n in OPTIONAL_EVENT_STORE_METHODS if hasattr(made, n)}
-    sealing = {"sealing_capability", "read_at_rest", "read_redacted"}
-    assert optional == (set() if wrapper is ShardedEventStore else sealing)
+    sealing = {"sealing_capability", "read_at_rest", "read_redacted", "subscribe_loud"}
+    assert optional == (sealing if issubclass(wrapper, EncryptingEventStore) else set())

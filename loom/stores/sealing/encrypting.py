@@ -191,6 +191,15 @@ class EncryptingEventStore:
                     )
                 dropped += 1
 
+    async def subscribe_loud(self, stream_id: str, from_sequence: int = 0) -> AsyncIterator[Envelope]:
+        """Subscribe as ``subscribe`` does, but end where ``read`` would raise, with what it would raise."""
+        async with aclosing(_generator(self._inner.subscribe(stream_id, from_sequence))) as events:
+            async for envelope in events:
+                if is_log(stream_id):
+                    yield await self._opener.loud(envelope)
+                else:
+                    yield await self._quiet(envelope)
+
     # -- unchanged -----------------------------------------------------------------------------------------------
 
     async def observe(self, stream_id: str) -> Observation:
