@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from loom.errors import DecodeError
+from loom.errors import DecodeError, UnreachableError
 from loom.schemas.records import AppendReply, ReadReply
 from loom.stores.kafka.client import name_of, reader_config, store_error
 
@@ -25,6 +25,7 @@ _log = logging.getLogger("loom.kafka.replies")
 
 Reply = AppendReply | ReadReply
 _POLL_S: Final = 0.1
+_AGAIN_S: Final = 0.1
 _BATCH: Final = 500
 _READ_REPLY: Final = "loom.ReadReply"
 
@@ -64,13 +65,23 @@ class ReplyReader:
         Raises:
             UnreachableError, TopicsError: the end of the partition cannot be asked for.
         """
-        try:
-            _, end = self._consumer.get_watermark_offsets(
-                TopicPartition(self._topic, self._partition), timeout=deadline.left_s
-            )
-            self._consumer.assign([TopicPartition(self._topic, self._partition, end)])
-        except KafkaException as failed:
-            raise store_error(failed, f"read {self._topic}", self._bootstrap) from failed
+        place = TopicPartition(self._topic, self._partition)
+        while True:
+            try:
+                _, place.offset = self._consumer.get_watermark_offsets(
+                    place, timeout=max(0.1, deadline.left_s)
+                )
+                break
+            except KafkaException as failed:
+                # A partition that has just been made, or has moved, has no leader for a moment.
+                error = store_error(failed, f"read {self._topic}", self._bootstrap)
+                if (
+                    not isinstance(error, UnreachableError)
+                    or self._stopping.wait(_AGAIN_S)
+                    or deadline.passed
+                ):
+                    raise error from failed
+        self._consumer.assign([place])
         self._thread = threading.Thread(
             target=self._run, args=(loop,), name=f"loom-replies-{self._partition}", daemon=True
         )
