@@ -23,10 +23,14 @@ _DELETED: Final = 2**63
 
 
 class Continuity:
-    """Watches one reading: marks first, then events in log order. ``row`` gives the index's row of a stream."""
+    """Watches one reading: marks first, then events in log order.
 
-    def __init__(self, row: Callable[[str], StreamRow | None]) -> None:
-        self._row = row
+    ``row`` gives the index's row of a stream; it is not asked for what was there before the reading if that is ``whole``,
+    since then nothing was.
+    """
+
+    def __init__(self, row: Callable[[str], StreamRow | None], *, whole: bool) -> None:
+        self._row, self._whole = row, whole
         self._last: dict[str, int] = {}
         self._held: dict[str, int] = {}
         self._limits: dict[str, int] = {}
@@ -88,6 +92,8 @@ class Continuity:
 
     def _held_before(self, stream_id: str) -> int:
         """Head up to which the index held the stream before this reading."""
+        if self._whole:
+            return NO_EVENTS
         held = self._held.get(stream_id)
         if held is None:
             row = self._row(stream_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from loom.ids import RESERVED_PREFIX
 from loom.schemas.records import (
     PARTITION_MARK_KEY,
     SCHEMA_NOTE_PREFIX,
@@ -35,23 +36,37 @@ TICK_KEY: Final = "__loom_tick__"
 """Key of the record, without a value, by which a quiet partition rolls its segment so that deletions are carried out."""
 
 ANY_PARTITION: Final = -1
+_EVENT_OVERHEAD: Final = 128
+"""Names of an event's headers, its numbers, and the framing of a record."""
 
 
 class Record(NamedTuple):
-    """One record to produce, in the order of the client's arguments."""
+    """One record to produce, in the order of the client's arguments.
+
+    ``size`` is about what it costs on the wire, near enough for a bound.
+    """
 
     topic: str
     value: bytes | None
     key: str | None
     partition: int
     headers: list[tuple[str, str | bytes]] | None
+    size: int
 
-    @property
-    def size(self) -> int:
-        """Bytes of value, key and headers, near enough for a bound."""
-        size = 0 if self.value is None else len(self.value)
-        size += 0 if self.key is None else len(self.key)
-        return size + 16 + sum(len(name) + len(value) + 2 for name, value in self.headers or ())
+
+def _record(
+    topic: str,
+    value: bytes | None,
+    key: str | None,
+    partition: int,
+    headers: list[tuple[str, str | bytes]] | None = None,
+) -> Record:
+    size = _OVERHEAD + len(value or b"") + len(key or "")
+    size += sum(len(name) + len(text) for name, text in headers or ())
+    return Record(topic, value, key, partition, headers, size)
+
+
+_OVERHEAD: Final = 32
 
 
 class Records:
@@ -65,11 +80,7 @@ class Records:
             node,
             clock,
         )
-        self._topics = {
-            "executions": catalogue.executions,
-            "inbox": catalogue.inbox,
-            "quarantine": catalogue.quarantine,
-        }
+        self._executions = catalogue.executions
         self._makers: dict[type, Callable[[Any], Record]] = {
             PutEvent: self._put_event,
             DropEvent: self._drop_event,
@@ -98,57 +109,55 @@ class Records:
             applied.get("appends", -1),
             applied.get("commands", -1),
         )
-        return Record(
-            self._catalogue.marks, self._codec.encode(mark), PARTITION_MARK_KEY, self._partition, None
-        )
+        return _record(self._catalogue.marks, self._codec.encode(mark), PARTITION_MARK_KEY, self._partition)
 
     def schema_note(self, note: SchemaNote) -> Record:
         """Return the record that keeps a schema with the log."""
         key = SCHEMA_NOTE_PREFIX + note.fingerprint
-        return Record(self._catalogue.marks, self._codec.encode(note), key, self._partition, None)
+        return _record(self._catalogue.marks, self._codec.encode(note), key, self._partition)
 
     def tick(self, topic: str) -> Record:
         """Return the record that rolls a quiet segment of ``topic``."""
-        return Record(topic, None, TICK_KEY, self._partition, None)
+        return _record(topic, None, TICK_KEY, self._partition)
 
     def _put_event(self, put: PutEvent) -> Record:
+        """The one that is made for every event, so it does no more than it must."""
         envelope = put.envelope
         encoded = put.encoded
         if encoded is None:
             encoded = put.encoded = self._codec.encode_envelope(envelope)
+        stream_id, event_id, kind = envelope.stream_id, envelope.id, envelope.type
         sequence = str(envelope.sequence)
         headers: list[tuple[str, str | bytes]] = [
-            ("type", envelope.type),
+            ("type", kind),
             ("sequence", sequence),
-            ("id", envelope.id),
+            ("id", event_id),
             ("batch", f"{put.position}/{put.size}"),
             ("timestamp", str(envelope.timestamp)),
         ]
+        size = _EVENT_OVERHEAD + len(encoded) + len(stream_id) + len(event_id) + len(kind)
         if put.fence is not None:
             headers.append(("fence", str(put.fence)))
             node = envelope.metadata.get("node")
             if isinstance(node, str):
                 headers.append(("node", node))
-        if "seal" in envelope.metadata:
-            headers.append(("sealed", "1"))
+                size += len(node)
         if put.consumed:
-            headers.append(("consumed", ",".join(f"{stream}/{at}" for stream, at in put.consumed)))
-        stream_id = envelope.stream_id
-        return Record(
-            self._catalogue.topic_of_stream(stream_id),
-            encoded,
-            f"{stream_id}/{sequence}",
-            self._partition,
-            headers,
-        )
+            consumed = ",".join(f"{stream}/{at}" for stream, at in put.consumed)
+            headers.append(("consumed", consumed))
+            size += len(consumed)
+        topic = self._executions
+        if stream_id.startswith(RESERVED_PREFIX):
+            topic = self._catalogue.topic_of_stream(stream_id)
+        return Record(topic, encoded, f"{stream_id}/{sequence}", self._partition, headers, size)
 
     def _drop_event(self, drop: DropEvent) -> Record:
         topic = self._catalogue.topic_of_stream(drop.stream_id)
-        return Record(topic, None, f"{drop.stream_id}/{drop.sequence}", self._partition, None)
+        return _record(topic, None, f"{drop.stream_id}/{drop.sequence}", self._partition)
 
     def _put_mark(self, put: PutMark) -> Record:
         value = self._codec.encode(mark_of(put.stream_id, put.row))
-        return Record(self._catalogue.marks, value, put.stream_id, self._partition, None)
+        return _record(self._catalogue.marks, value, put.stream_id, self._partition)
 
     def _put_snapshot(self, put: PutSnapshot) -> Record:
         snapshot = put.snapshot
@@ -158,22 +167,22 @@ class Records:
         headers: list[tuple[str, str | bytes]] = [("sequence", str(snapshot.sequence))]
         topic = self._catalogue.snapshots
         put.encoded = self._codec.encode(record)
-        return Record(topic, put.encoded, snapshot.execution_id, self._partition, headers)
+        return _record(topic, put.encoded, snapshot.execution_id, self._partition, headers)
 
     def _drop_snapshot(self, drop: DropSnapshot) -> Record:
-        return Record(self._catalogue.snapshots, None, drop.execution_id, self._partition, None)
+        return _record(self._catalogue.snapshots, None, drop.execution_id, self._partition)
 
     def _send_out(self, send: SendOut) -> Record:
         outgoing = send.outgoing
         if outgoing.target == PUBLISH:
             if outgoing.topic is None:
                 raise ValueError("a record to publish names its topic")
-            return Record(
+            return _record(
                 outgoing.topic, outgoing.body, outgoing.key, ANY_PARTITION, list(outgoing.headers) or None
             )
         partition = partition_of(outgoing.key, self._catalogue.partitions)
         value = outgoing_request(outgoing, self._codec)
-        return Record(self._catalogue.appends, value, outgoing.key, partition, [("id", outgoing.id)])
+        return _record(self._catalogue.appends, value, outgoing.key, partition, [("id", outgoing.id)])
 
 
 def mark_of(stream_id: str, row: StreamRow) -> StreamMark:
@@ -220,37 +229,52 @@ class EventHead(NamedTuple):
     consumed: tuple[tuple[str, int], ...]
 
 
-_PLAIN: Final = 5
+_ORDER: Final = ("type", "sequence", "id", "batch", "timestamp")
+"""Headers that every event has, as they are written; what follows them is optional."""
 
 
 def event_head(headers: Any) -> EventHead:
-    """Read the headers of an event.
+    """Read the headers of an event; quick where they are in the order in which they are written.
 
     Raises:
         ValueError, KeyError: they are not loom's.
     """
-    found = dict(headers or ())
-    position, _, size = found["batch"].partition(b"/")
-    fence = node = None
+    found = headers or []
+    try:
+        (a, kind), (b, sequence), (c, event_id), (d, batch), (e, timestamp) = found[:5]
+        in_order = (a, b, c, d, e) == _ORDER
+    except ValueError:
+        in_order = False
+    if not in_order:
+        named = dict(found)
+        kind, sequence, event_id, batch, timestamp = (named[name] for name in _ORDER)
+        found = [*_ORDER, *(pair for pair in named.items() if pair[0] not in _ORDER)]
+    slash = batch.index(b"/")
+    fence, node = None, None
     consumed: tuple[tuple[str, int], ...] = ()
-    if len(found) > _PLAIN:
-        if "fence" in found:
-            fence = int(found["fence"])
-        if "node" in found:
-            node = found["node"].decode()
-        if "consumed" in found:
-            consumed = _positions(found["consumed"].decode())
-    return EventHead(
-        found["type"].decode(),
-        int(found["sequence"]),
-        found["id"].decode(),
-        int(position),
-        int(size),
-        int(found["timestamp"]),
+    for name, value in found[5:]:
+        if name == "fence":
+            fence = int(value)
+        elif name == "node":
+            node = value.decode()
+        elif name == "consumed":
+            consumed = _positions(value.decode())
+    facts = (
+        kind.decode(),
+        int(sequence),
+        event_id.decode(),
+        int(batch[:slash]),
+        int(batch[slash + 1 :]),
+        int(timestamp),
         fence,
         node,
         consumed,
     )
+    return _new_head(EventHead, facts)
+
+
+_new_head: Final[Callable[[type[EventHead], tuple[Any, ...]], EventHead]] = tuple.__new__
+"""What a named tuple's own constructor does, without a second call in Python."""
 
 
 def _positions(text: str) -> tuple[tuple[str, int], ...]:

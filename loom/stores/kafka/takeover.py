@@ -69,7 +69,7 @@ class Takeover:
     ) -> None:
         self._partition, self._catalogue, self._codec, self._index = partition, catalogue, codec, index
         self._ends, self._make_reader = ends, make_reader
-        self._continuity = Continuity(self._row)
+        self._continuity: Continuity | None = None
         self._logs: dict[str, Handler] = {
             catalogue.executions: self._event,
             catalogue.inbox: self._event,
@@ -135,16 +135,18 @@ class Takeover:
             DecodeError: the partition's own mark cannot be read.
         """
         self.found = 0
+        # a reading that failed on its way goes on with what it has seen; only a finished one begins anew
+        continuity = self._continuity or Continuity(self._row, whole=not self.positions)
+        self._continuity = continuity
         ends = self._ends.written(self.topics)
         with self._make_reader() as reader:
             for handlers in (self._marks, self._logs):
                 self._read_to({t: ends[t] for t in handlers}, handlers, reader, deadline, wait)
-            whole = self._continuity.end()
+            whole = continuity.end()
             if not whole:
                 # judged again: a stream may have been trimmed between the reading of its mark and of its events
                 self._read_to(self._ends.written(list(self._marks)), self._marks, reader, deadline, wait)
-        # a reading that failed on its way goes on with what it has seen; only a finished one begins anew
-        continuity, self._continuity = self._continuity, Continuity(self._row)
+        self._continuity = None
         for error in () if whole else continuity.broken().values():
             self._stop(error)
 
@@ -216,6 +218,7 @@ class Takeover:
         if head is None:
             return
         stream_id = key.rpartition("/")[0]
+        assert self._continuity is not None
         if self._continuity.event(stream_id, head):
             self._index.load_event(stream_id, head, value)
 
@@ -253,6 +256,7 @@ class Takeover:
             self._stream_mark(key, value)
 
     def _stream_mark(self, stream_id: str, value: bytes) -> None:
+        assert self._continuity is not None
         self._continuity.before_mark(stream_id)
         try:
             row = row_of(self._codec.decode(value, StreamMark, "stream mark"))

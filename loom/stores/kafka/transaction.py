@@ -142,7 +142,7 @@ class Transaction:
         produce = lane.produce
         for at, record in enumerate(self.records):
             try:
-                topic, value, key, partition, headers = record
+                topic, value, key, partition, headers, _ = record
                 if at in ends:
                     produce(topic, value, key, partition, self._written, headers=headers)
                 else:
