@@ -25,6 +25,8 @@ APIS = (
     Api.LIST_OFFSETS,
 )
 IDLE_S = 0.01
+CALM_EVERY = 20
+"""Faults between two calms, in which everything must get on."""
 
 
 class Load:
@@ -91,6 +93,7 @@ def hurt_once(proxy, draw):
 
 async def storm(hurt, proxy, faults, lanes, seed):
     draw = random.Random(seed)
+    hurt.settings |= {"transaction_timeout_ms": 1_500, "commit_deadline_ms": 800}
     writers = []
 
     def add():
@@ -115,13 +118,17 @@ async def storm(hurt, proxy, faults, lanes, seed):
     callers = [asyncio.create_task(load.call(f"s{n}")) for n in range(8)]
     callers.append(asyncio.create_task(load.messages(inbox)))
     undo = []
-    for _ in range(faults):
+    for number in range(faults):
         undo.append(hurt_once(proxy, draw))
-        await asyncio.sleep(draw.uniform(0.0, 0.6))
+        await asyncio.sleep(draw.uniform(0.0, 0.8))
         if draw.random() < 0.7 and undo:  # what was held goes on in the middle of whatever came later
             undo.pop(draw.randrange(len(undo)))()
         if draw.random() < 0.08:  # another node takes over while the old one is in the middle of something
             add()
+        if number % CALM_EVERY == CALM_EVERY - 1:
+            proxy.clear()
+            undo.clear()
+            await load.progress(1)
         assert not any(task.done() for task in callers), [task for task in callers if task.done()]
     for release in undo:
         release()
