@@ -180,6 +180,19 @@ class Gatekeeper:
         if reason is not None:
             self._deny(request, reason)
 
+    async def word_sealed(self, op: str, execution_id: str, principal: Principal | None) -> str:
+        """Word the refusal of a sealed log, and tell the callback as of a denial (system.md 2.4).
+
+        The policy is asked once, with the owner unset; if it allows or fails, the reason is that of an unknown owner.
+        """
+        request = AccessRequest(op, execution_id, "", principal, None)
+        try:
+            reason = await self._word(request)
+        except LoomError:
+            reason = UNKNOWN_OWNER_REASON
+        self._tell(request, reason)
+        return reason
+
     async def _ask(self, request: AccessRequest) -> str | None:
         try:
             answer = self._authorizer(request)
@@ -195,6 +208,9 @@ class Gatekeeper:
         return UNKNOWN_OWNER_REASON if reason in {None, POLICY_FAILED_REASON} else str(reason)
 
     def _deny(self, request: AccessRequest, reason: str) -> NoReturn:
-        if self._on_denied is not None:
-            self._on_denied(request, reason)
+        self._tell(request, reason)
         raise ExecutionDeniedError(request.op, request.execution_id, reason)
+
+    def _tell(self, request: AccessRequest, reason: str) -> None:
+        if self._on_denied is not None and request.op != "query":  # a look that is denied is no event
+            self._on_denied(request, reason)

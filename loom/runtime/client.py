@@ -15,6 +15,7 @@ from loom.runtime.factory import Stores, build_stores
 from loom.runtime.handle import Handle
 from loom.runtime.operators import Operators
 from loom.runtime.queries import Queries
+from loom.runtime.sealed import refused_as, refused_while_reading_as
 from loom.runtime.signals import ErrorCallback, Signals, WarnCallback
 from loom.runtime.verbs import Verbs
 from loom.runtime.wake_rows import rebuild_wakes
@@ -183,6 +184,7 @@ class Client:
         """A handle on an execution that was started elsewhere; ``flow`` types its result. Reads nothing yet."""
         return Handle(self._engine, execution_id, flow)
 
+    @refused_as("send")
     async def send(
         self,
         execution_id: str,
@@ -206,6 +208,7 @@ class Client:
             execution_id, topic, payload, message_id=message_id, sender=sender, principal=principal
         )
 
+    @refused_as("resume")
     async def resume(
         self, execution_id: str, gate: str, answer: Any = None, *, principal: Principal | None = None
     ) -> None:
@@ -216,6 +219,7 @@ class Client:
         """
         await self._verbs.resume(execution_id, gate, answer, principal=principal)
 
+    @refused_as("cancel")
     async def cancel(
         self, execution_id: str, reason: str | None = None, *, principal: Principal | None = None
     ) -> None:
@@ -228,6 +232,7 @@ class Client:
 
     # Reading --------------------------------------------------------------------------------------------------------
 
+    @refused_as("load_state")
     async def load_state(self, execution_id: str, *, principal: Principal | None = None) -> ExecutionState:
         """The state folded from the execution's log.
 
@@ -236,44 +241,53 @@ class Client:
         """
         return await self._queries.load_state(execution_id, principal)
 
+    @refused_as("query")
     async def query(self, execution_id: str, *, principal: Principal | None = None) -> dict[str, Any]:
         """Where an execution stands, without payloads: workflow, status, head, waits, children."""
         return await self._queries.query(execution_id, principal)
 
+    @refused_as("query")
     async def status(self, execution_id: str, *, principal: Principal | None = None) -> str:
         """``running``, ``suspended``, ``completed``, ``failed``, ``cancelled`` or ``continued``."""
         return await self._queries.status(execution_id, principal)
 
+    @refused_as("load_state")
     async def history(self, execution_id: str, *, principal: Principal | None = None) -> list[Envelope]:
         """Every event of an execution's log, in order."""
         return await self._queries.history(execution_id, principal)
 
+    @refused_while_reading_as("load_state")
     def follow(self, execution_id: str, *, principal: Principal | None = None) -> AsyncIterator[Envelope]:
         """Its events from the first on, live, through continue-as-new, until the end."""
         return self._queries.follow(execution_id, principal)
 
+    @refused_as("load_state")
     async def parked_at_sequence(
         self, execution_id: str, *, principal: Principal | None = None
     ) -> int | None:
         """Sequence of the park at which it rests; None where it is not parked."""
         return await self._queries.parked_at_sequence(execution_id, principal)
 
+    @refused_as("load_state")
     async def follow_to_head(self, execution_id: str, *, principal: Principal | None = None) -> str:
         """Id of the execution that its chain is at now."""
         return await self._queries.follow_to_head(execution_id, principal)
 
     # Operators ------------------------------------------------------------------------------------------------------
 
+    @refused_as("record_outcome")
     async def record_outcome(
         self, execution_id: str, outcome: Any, *, principal: Principal | None = None
     ) -> None:
         """Note in a finished execution's log what became of it in the world."""
         await self._operators.record_outcome(execution_id, outcome, principal)
 
+    @refused_as("acquire_fence")
     async def acquire_fence(self, execution_id: str, *, principal: Principal | None = None) -> int:
         """Take the execution from its driver, which stops at its next append; return the token."""
         return await self._operators.acquire_fence(execution_id, principal)
 
+    @refused_as("fork")
     async def fork(
         self,
         execution_id: str,
@@ -295,6 +309,7 @@ class Client:
             execution_id, at_sequence=at_sequence, at_step=at_step, new_id=new_id, principal=principal
         )
 
+    @refused_as("recover")
     async def recover(
         self, execution_id: str, *, reason: str | None = None, principal: Principal | None = None
     ) -> bool:
@@ -317,6 +332,7 @@ class Client:
         """
         return await rebuild_wakes(self._engine, dry_run=dry_run)
 
+    @refused_as("query")
     async def inbox(self, execution_id: str, *, principal: Principal | None = None) -> list[dict[str, Any]]:
         """Messages that wait in the inbox of an execution's chain, without their payloads.
 
@@ -325,6 +341,7 @@ class Client:
         """
         return await self._operators.inbox(execution_id, principal)
 
+    @refused_as("discard")
     async def discard_inbox(
         self,
         execution_id: str,
@@ -345,6 +362,7 @@ class Client:
             execution_id, topic, message_id=message_id, reason=reason, principal=principal
         )
 
+    @refused_as("expire")
     async def expire_inbox(
         self, execution_id: str, topic: str, *, older_than_ms: int, principal: Principal | None = None
     ) -> int:

@@ -16,6 +16,7 @@ from loom.errors import (
     LoomError,
     PayloadShreddedError,
     SealedPayloadUnreadableError,
+    SealedStreamUnreadableError,
     StaleFenceError,
     UnknownFlowError,
     WrongHeadError,
@@ -42,7 +43,7 @@ PEEK: Final = 256
 
 MAX_AT_ONCE: Final = 64
 MAX_TRIES: Final = 4
-REFUSALS: Final = (SealedPayloadUnreadableError, PayloadShreddedError)
+REFUSALS: Final = (SealedPayloadUnreadableError, SealedStreamUnreadableError, PayloadShreddedError)
 INBOX_ROW_AT: Final = 0
 """The fixed instant of inbox wake rows: always due (system.md 5)."""
 
@@ -175,6 +176,7 @@ class Driving:
 
         Raises:
             SealedPayloadUnreadableError: the next message cannot be opened here; nothing was taken or appended.
+            SealedStreamUnreadableError, PayloadShreddedError: its log cannot; likewise.
         """
         engine = self._engine
         for _ in range(MAX_TRIES):
@@ -183,10 +185,10 @@ class Driving:
                 if run is not None and run.active:
                     run.look()
                     return True
-                loaded = await self.load(execution_id)
-                if loaded is None or loaded.state.status != "suspended":
-                    return False
                 try:
+                    loaded = await self.load(execution_id)
+                    if loaded is None or loaded.state.status != "suspended":
+                        return False
                     plan = await self._plan(loaded.state)
                     if plan.delivery is None and not plan.disposals:
                         return False
@@ -290,6 +292,18 @@ class Driving:
         run.begin()
         return run
 
+    async def explain(self, execution_id: str) -> None:
+        """Tell operators, and whoever waits for its end here, why a log cannot be read on this node, if it cannot."""
+        engine = self._engine
+        try:
+            loaded = await self.load(execution_id)
+        except REFUSALS as error:
+            engine.refused(execution_id, error)
+            engine.waiters.refused(execution_id, error)
+            return
+        if loaded is not None:
+            self.tell_end(execution_id, loaded.history)
+
     async def drive_fresh(self, execution_id: str) -> bool:
         """Take up an execution that nobody drives yet: started, or answered, by a verb."""
         engine = self._engine
@@ -297,7 +311,12 @@ class Driving:
             if execution_id in engine.runs:
                 return False
             info = await engine.events.info(execution_id)
-            loaded = await self.load(execution_id)
+            try:
+                loaded = await self.load(execution_id)
+            except REFUSALS as error:
+                engine.refused(execution_id, error)
+                engine.waiters.refused(execution_id, error)
+                return False
             if info is None or loaded is None or not undriven(loaded.history, driver_of(info)):
                 return False
             try:

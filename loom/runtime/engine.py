@@ -24,6 +24,7 @@ from loom.runtime.run import Phase
 from loom.runtime.waiters import MOVED, Ending, Waiters
 from loom.schemas.envelope import EVENT_SCHEMA, Envelope, Json, Kind
 from loom.stores.contracts import OwningEventStore, WakeRow
+from loom.stores.guarded import GuardedEventStore
 from loom.topics.partitioner import Minter, mint, partition_of
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from loom.runtime.factory import Stores
     from loom.runtime.run import Run
     from loom.runtime.signals import Signals
-    from loom.stores.contracts import Clock
+    from loom.stores.contracts import Clock, EventStore
 
 T = TypeVar("T")
 
@@ -68,9 +69,10 @@ class Engine:
         drives: bool,
     ) -> None:
         self.config = config
-        self.events, self.wakes, self.leases = stores.events, stores.wakes, stores.leases
+        self.events: EventStore = GuardedEventStore.over(stores.events)
+        self.wakes, self.leases = stores.wakes, stores.leases
         self.snapshots = stores.snapshots
-        self.owning = stores.events if isinstance(stores.events, OwningEventStore) else None
+        self.owning = self.events if isinstance(self.events, OwningEventStore) else None
         self.flows = flows
         self.signals = signals
         self.clock = clock

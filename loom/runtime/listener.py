@@ -79,13 +79,24 @@ class Listener:
     async def _notify_chain(self, chain_id: str) -> None:
         self._engine.driving.wake(await self._engine.driving.head_of(chain_id))
 
+    def _unopened(self, committed: Committed) -> None:
+        """This node cannot open what was written: it has no part in the execution any more, and tells why."""
+        engine, stream_id = self._engine, committed.stream_id
+        run = engine.runs.get(stream_id)
+        if run is not None:
+            run.stop()
+            engine.forget(run)
+        engine.spawn(engine.driving.explain(stream_id), stream_id)
+
     def _log(self, committed: Committed) -> None:
         last = committed.envelopes[-1]
         engine = self._engine
         if last.metadata.get("node") == engine.node:
             return  # written by a run of this process, which is told by its journal
         run = engine.runs.get(committed.stream_id)
-        if last.type in TERMINAL_KINDS:
+        if committed.unopened:
+            self._unopened(committed)
+        elif last.type in TERMINAL_KINDS:
             if run is not None:
                 run.stop()
                 engine.forget(run)

@@ -15,6 +15,7 @@ from loom.errors import LoomError, RedriveExhaustedError, StoreError
 from loom.ids import inbox_stream
 from loom.kernel.inbox import load_waits, topics_of
 from loom.runtime.drivers import Driver, driver_of, may_be_undriven, undriven
+from loom.runtime.driving import REFUSALS
 from loom.runtime.facts import CANCEL_TOPIC
 from loom.runtime.presence import Evidence
 from loom.schemas.envelope import Kind
@@ -141,6 +142,8 @@ class Recovery:
             except (StoreError, TimeoutError) as error:
                 self._unsettled[execution_id] = None
                 self._engine.signals.repeated_storage_error(error, execution_id)
+            except REFUSALS as error:
+                self._engine.refused(execution_id, error)
             except LoomError as error:
                 self._engine.signals.repeated_error(error, execution_id)
 

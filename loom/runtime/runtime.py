@@ -8,6 +8,7 @@ from loom.runtime.client import Client
 from loom.runtime.listener import Listener
 from loom.runtime.presence import PresenceKeeper
 from loom.runtime.recovery import IsAbandoned, Recovery
+from loom.runtime.sealed import refused_as
 from loom.runtime.timers import TimerService
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class Runtime(Client):
 
     # Verbs that need a node -----------------------------------------------------------------------------------------
 
+    @refused_as("resume_as")
     async def resume_as(
         self,
         execution_id: str,
@@ -125,6 +127,7 @@ class Runtime(Client):
         await self._verbs.judged("resume_as", execution_id, principal)
         return await self._operators.redrive(execution_id, "resume_as", principal, flow)
 
+    @refused_as("restore_from_state")
     async def restore_from_state(
         self, execution_id: str, state: ExecutionState, *, principal: Principal | None = None
     ) -> Handle[Any]:
@@ -135,10 +138,12 @@ class Runtime(Client):
         """
         return await self._operators.restore_from_state(execution_id, state, principal)
 
+    @refused_as("notify")
     async def notify_inbox(self, execution_id: str, *, principal: Principal | None = None) -> bool:
         """Look whether the chain's parked execution can go on, and take it on this node if so."""
         return await self._operators.notify_inbox(execution_id, principal)
 
+    @refused_as("recover")
     async def recover_abandoned(
         self, execution_id: str | None = None, *, principal: Principal | None = None
     ) -> list[str]:

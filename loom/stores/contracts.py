@@ -240,7 +240,7 @@ class OwningEventStore(EventStore, Protocol):
         ...
 
 
-OPTIONAL_EVENT_STORE_METHODS: Final = ("sealing_capability", "read_at_rest", "read_redacted", "subscribe_loud", "notify", "mint_id", "health")
+OPTIONAL_EVENT_STORE_METHODS: Final = ("sealing_capability", "read_at_rest", "read_redacted", "subscribe_loud", "notify", "mint_id", "health", "scan_open_logs")
 """What an event store may have beyond its contract, asked for with ``getattr``; absent means that it cannot.
 
 ``sealing_capability() -> SealingCapability | None``: what this node opens (absent, None: nothing); ``read_at_rest``: as

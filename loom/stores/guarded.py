@@ -41,7 +41,7 @@ class GuardedEventStore:
     rest: the views that may are their callers' own, made from the inner store.
     """
 
-    FORWARDED: Final = ("sealing_capability", "keys", "notify", "mint_id", "health")
+    FORWARDED: Final = ("sealing_capability", "keys", "notify", "mint_id", "health", "scan_open_logs")
     REFUSED: Final = (
         "read_at_rest",
         "read_redacted",

@@ -31,7 +31,7 @@ class ShardedEventStore:
 
     FORWARDED: Final = ("read_at_rest", "read_redacted", "subscribe_loud", "notify")
     """Optional methods that are there where every shard has them."""
-    REFUSED: Final = ("write", "snapshot", "open", "assign", "mint_id", "health")
+    REFUSED: Final = ("write", "snapshot", "open", "assign", "mint_id", "health", "scan_open_logs")
 
     def __init__(self, shards: Sequence[EventStore], place: Callable[[str], int] | None = None) -> None:
         """Put ``shards`` together.

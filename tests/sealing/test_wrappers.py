@@ -35,6 +35,7 @@ SEALED_ALIKE = {
     "notify": FORWARD,
     "mint_id": FORWARD,
     "health": FORWARD,
+    "scan_open_logs": FORWARD,
     "write": REFUSE,
     "snapshot": REFUSE,
     "open": REFUSE,
@@ -55,6 +56,7 @@ SHARDED = dict.fromkeys(SEALED_ALIKE, OVERRIDE) | {
     "assign": REFUSE,
     "mint_id": REFUSE,
     "health": REFUSE,
+    "scan_open_logs": REFUSE,
 }
 GUARDED = SEALED_ALIKE | {
     "sealing_capability": FORWARD,

@@ -68,7 +68,7 @@ class EncryptingEventStore:
     Closing closes the inner store, and leaves the key store to whoever opened it.
     """
 
-    FORWARDED: Final = ("notify", "mint_id", "health")
+    FORWARDED: Final = ("notify", "mint_id", "health", "scan_open_logs")
     """Optional methods of the inner store that are as good through this one; absent where they are there."""
     REFUSED: Final = ("write", "snapshot", "open", "assign")
     """Ways around the sealing, or of stores that stand beside the inner one: refused here."""
