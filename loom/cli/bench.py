@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from loom.cli.common import AsJson
+from loom.cli.common import AsJson
 
 
 def register(app: typer.Typer) -> None:
