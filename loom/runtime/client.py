@@ -19,6 +19,7 @@ from loom.runtime.sealed import refused_as, refused_while_reading_as
 from loom.runtime.signals import ErrorCallback, Signals, WarnCallback
 from loom.runtime.verbs import Verbs
 from loom.runtime.wake_rows import rebuild_wakes
+from loom.stores.sealing.checkpoints import check_checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -43,7 +44,10 @@ class Client:
 
     Use it as ``async with Client(config) as client``. ``principal`` of every verb is who asks. With an ``authorizer``
     each call is judged by it. Without one, calls that name a principal are judged by ``execution_access_policy()``, and
-    a call without a principal is the process's own.
+    a call without a principal is the process's own. ``keys`` (or ``sealing.keys``) is where subjects' keys are.
+
+    Raises:
+        PlaintextCheckpointError: ``snapshots`` would rest in plaintext beside ``events``, which seals.
     """
 
     _drives = False
@@ -74,6 +78,8 @@ class Client:
         self._ids = ids
         self._signals = Signals(on_storage_error=on_storage_error, on_error=on_error, on_warn=on_warn)
         self._gate = Gatekeeper(authorizer, self.config.access.operators, on_execution_denied)
+        allowed = self.config.sealing.allow_plaintext_checkpoints
+        check_checkpoints(events, snapshots, allow_plaintext=allowed)
         self._stores: Stores | None = None
 
     # Opening and closing --------------------------------------------------------------------------------------------
@@ -97,7 +103,9 @@ class Client:
             ConfigError: a setting is missing or wrong. UnreachableError: a server does not answer.
             TopicsError: the topics are missing or of another shape.
         """
-        self._stores = await build_stores(self.config, self._given, clock=self._clock, drives=self._drives)
+        self._stores = await build_stores(
+            self.config, self._given, clock=self._clock, drives=self._drives, keys=self._keys
+        )
         extra = {} if self._ids is None else {"ids": self._ids}
         self._engine = Engine(
             self.config,

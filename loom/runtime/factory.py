@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import ConfigError
+from loom.stores.sealing.wiring import seal_stores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,9 +38,29 @@ Given = dict[str, Any]
 
 
 async def build_stores(
-    config: Config, given: Given, *, clock: Clock, drives: bool, node: str | None = None
+    config: Config, given: Given, *, clock: Clock, drives: bool, node: str | None = None, keys: Any = None
 ) -> Stores:
-    """Take what the caller gave and build the rest from ``config.storage``.
+    """Take what the caller gave, build the rest from ``config.storage``, and seal it where there are keys.
+
+    Raises:
+        PlaintextCheckpointError: snapshots that were given would rest in plaintext beside a sealed log.
+        ConfigError: a setting that the storage, or sealing, needs is missing. UnreachableError: a server does not answer.
+    """
+    made = await _made(config, given, clock=clock, drives=drives, node=node)
+    try:
+        sealed = seal_stores(
+            config, made.events, made.snapshots, keys, snapshots_given=given.get("snapshots") is not None
+        )
+    except BaseException:
+        for store in made.owned:
+            await store.close()
+        raise
+    opened = () if sealed.opened is None else (sealed.opened,)
+    return replace(made, events=sealed.events, snapshots=sealed.snapshots, owned=made.owned + opened)
+
+
+async def _made(config: Config, given: Given, *, clock: Clock, drives: bool, node: str | None) -> Stores:
+    """What the caller gave, and the rest from ``config.storage``.
 
     A Kafka event store is never paired with leases in memory (clauses.md, point 14): with an event store of the
     caller's own, nothing else is made up.

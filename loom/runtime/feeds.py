@@ -90,6 +90,12 @@ class Feeds:
         for feed in self._feeds.values():
             feed.head = max(feed.head, heads.get(feed.stream_id, -1)) if owned else _UNKNOWN
 
+    def forget(self) -> None:
+        """Know nothing any more: what is looked at next is read again. What is being read now is looked at once it is."""
+        if not self._reading:
+            self._feeds.clear()
+            self.unread.clear()
+
     def detach(self) -> None:
         """Forget the run: it is gone."""
         del self._run

@@ -54,6 +54,7 @@ class Operators:
     async def acquire_fence(self, execution_id: str, principal: Principal | None) -> int:
         """Take the execution from its driver; return the token."""
         await self._verbs.judged("acquire_fence", execution_id, principal)
+        await self._verbs.readable(execution_id)
         engine = self._engine
         owner = fence_owner(engine.node, NEVER, engine.event_id())
         return await engine.patiently(lambda: engine.events.acquire_fence(execution_id, owner), execution_id)
@@ -157,6 +158,7 @@ class Operators:
     async def record_outcome(self, execution_id: str, outcome: Any, principal: Principal | None) -> None:
         """Note what became of a finished execution in the world."""
         await self._verbs.judged("record_outcome", execution_id, principal)
+        await self._verbs.readable(execution_id)
         engine = self._engine
         data: dict[str, Json] = {"outcome": self._verbs.json_of(outcome, "outcome")}
         if principal is not None:
@@ -356,5 +358,5 @@ def _forked(
 
 
 def _unstamped(envelope: Envelope) -> dict[str, Json]:
-    """Metadata without its driver: nobody has driven the fork yet."""
-    return {key: value for key, value in envelope.metadata.items() if key != "node"}
+    """Metadata without its driver, whom the fork does not have yet, and without the seal, which its store puts on."""
+    return {key: value for key, value in envelope.metadata.items() if key not in {"node", "seal"}}

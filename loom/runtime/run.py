@@ -444,6 +444,7 @@ class Run:
     def _refuse(self, error: LoomError, waits: tuple[Wait, ...]) -> None:
         """A message that this node cannot open: nothing is appended for it; the flow parks, the row stays."""
         self.engine.refused(self.id, error)
+        self.feeds.forget()  # next time it is read anew: the key may have come
         if self.phase is Phase.RUNNING and not self._refused:
             self._refused = True
             self._rest(waits)

@@ -378,6 +378,14 @@ class Verbs:
         if engine.wakes is not None and engine.driving.timers_of(state):
             engine.spawn(engine.wakes.clear(state.execution_id), state.execution_id)
 
+    async def readable(self, execution_id: str) -> None:
+        """Read a log whole, for a verb that uses nothing of it but must not act where it cannot be opened.
+
+        Raises:
+            SealedStreamUnreadableError: it cannot. ExecutionNotFoundError: there is none.
+        """
+        await self.loaded(execution_id)
+
     async def loaded(self, execution_id: str) -> Loaded:
         """An execution as read now.
 

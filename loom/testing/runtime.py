@@ -13,6 +13,7 @@ from loom.stores.memory.lease_store import LeaseTable, MemoryLeaseStore
 from loom.stores.memory.log import MemoryLog
 from loom.stores.memory.snapshot_store import MemorySnapshotStore, SnapshotTable
 from loom.stores.memory.wake_store import MemoryWakeStore, WakeTable
+from loom.stores.sealing.snapshots import EncryptingSnapshotStore
 from loom.testing.clock import VirtualClock
 
 if TYPE_CHECKING:
@@ -65,12 +66,14 @@ class MemoryFleet:
         settings: dict[str, Any] | None = None,
         **options: Any,
     ) -> Runtime:
-        """A node, not opened yet; ``options`` are those of ``loom.Runtime``."""
+        """A node, not opened yet; ``options`` are those of ``loom.Runtime``. With ``keys`` it seals."""
+        keys = options.get("keys", getattr(events, "keys", None))
+        snapshots = MemorySnapshotStore(self.snapshots)
         return Runtime(
             self.config(node_id, **(settings or {})),
             flows=flows,
             events=events if events is not None else self.store(owned),
-            snapshots=MemorySnapshotStore(self.snapshots),
+            snapshots=snapshots if keys is None else EncryptingSnapshotStore(snapshots, keys),
             leases=MemoryLeaseStore(self.leases),
             wakes=MemoryWakeStore(self.wakes),
             clock=self.clock,
