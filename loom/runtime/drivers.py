@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from loom.stores.contracts import StreamInfo
 
 NEVER: Final = -1
+BY_HAND: Final = "by-hand:"
+"""Begins the owner of a fence that an operator took: nobody drives, until it is given back."""
 
 _BY_VERBS: Final = frozenset({Kind.EXECUTION_STARTED, Kind.EXECUTION_RESUMED, Kind.EXECUTION_RECOVERED})
 

@@ -58,7 +58,11 @@ class Loaded:
 
 
 class Driving:
-    """Takes executions up on this node. ``hint`` is told of instants at which a wake row falls due."""
+    """Takes executions up on this node.
+
+    ``hint`` is told of instants at which a wake row falls due, ``abandoned`` of executions that this node drove and
+    drives no longer.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -67,6 +71,7 @@ class Driving:
         self._again: dict[str, bool] = {}
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
         self.hint: Callable[[int], None] = lambda _at: None
+        self.abandoned: Callable[[str], None] = lambda _execution_id: None
 
     # Reading --------------------------------------------------------------------------------------------------------
 
@@ -239,7 +244,13 @@ class Driving:
         run = self.prepare(loaded, workflow)
         if run is None:
             return None
-        fence = await self._fence(run, loaded.observation)
+        try:
+            fence = await self._fence(run, loaded.observation)
+        except WrongHeadError:
+            raise
+        except BaseException:
+            self.abandoned(run.id)  # the fence may be ours
+            raise
         return self._adopt(run, fence)
 
     def prepare(self, loaded: Loaded, workflow: str | None = None) -> Run | None:
@@ -362,6 +373,7 @@ class Driving:
             return None
         except BaseException:
             run.stop()
+            self.abandoned(run.id)  # the fence may be ours
             raise
         recovered = Envelope(event.id, run.id, done.head, event.type, done.timestamp, data, event.metadata)
         return self._adopt(run, fence, recovered)

@@ -43,10 +43,11 @@ def end(run: Run, command: Complete | Fail | ContinueAsNew) -> None:
     _finish(run, Kind.EXECUTION_FAILED, {"error": error}, told, 0)
 
 
-def cancel(run: Run, reason: str | None, by: str | None) -> None:
-    """Cancel a run of this node: terminal at once, whatever its effects are doing. Only called through ``run.do``."""
+def cancel(run: Run, reason: str | None, by: str | None) -> bool:
+    """Cancel a run of this node: terminal at once, whatever its effects are doing. Only called in ``run.perform``."""
     told = facts.cancel_children(run.state, reason) + facts.child_end(run.info, cancelled_payload(reason))
     _finish(run, Kind.EXECUTION_CANCELLED, cancelled_data(reason, by), told, 0)
+    return True
 
 
 def cancelled_data(reason: str | None, by: str | None) -> dict[str, Json]:
@@ -65,6 +66,8 @@ def _finish(run: Run, kind: str, data: dict[str, Json], told: tuple[Outgoing, ..
 
 
 def _close(run: Run, kind: str, data: dict[str, Json]) -> None:
+    for complaint in run.machine.complaints:
+        run.engine.signals.warn(f"an error that the flow did not look at: {complaint}", run.id)
     run.over()
     run.journal.when_durable(lambda: run.engine.ended(run, kind, data))
 

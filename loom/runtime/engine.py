@@ -42,7 +42,6 @@ T = TypeVar("T")
 
 RETRY_MS: Final = 250
 MAX_FIRSTS: Final = 16_384
-MAX_ORPHANS: Final = 65_536
 MAX_MINT_DRAWS: Final = 4096
 PROBES: Final = 32
 _KEPT: Final = ("workflow", "chainId", "subject", "principal", "parent")
@@ -88,7 +87,7 @@ class Engine:
         self.runs: dict[str, Run] = {}
         self.chains: dict[str, Run] = {}
         self.parked_runs: OrderedDict[str, None] = OrderedDict()
-        self.orphans: OrderedDict[str, int] = OrderedDict()
+        self.starting: set[str] = set()
         self.waiters = Waiters()
         self.retry_ms = RETRY_MS
         self.max_behind = config.journal_max_behind
@@ -248,8 +247,6 @@ class Engine:
         """This process drives the execution now."""
         self.runs[run.id] = run
         self.chains[run.chain_id] = run
-        if self.orphans:
-            self.orphans.pop(run.id, None)
 
     def forget(self, run: Run) -> None:
         """It does so no longer."""
@@ -320,12 +317,10 @@ class Engine:
         self.waiters.ended(run.id, Ending(kind, data))
 
     def orphaned(self, run: Run, error: BaseException) -> None:
-        """A run was dropped, and nobody else is known to drive its execution: this node may take it up again."""
-        self.orphans[run.id] = run.journal.fence
-        if len(self.orphans) > MAX_ORPHANS:
-            self.orphans.popitem(last=False)
+        """A run was dropped while its execution is this node's to drive: it is looked at again."""
         run.stop(error)
         self.forget(run)
+        self.driving.abandoned(run.id)
 
     def trim(self, stream_id: str, before: int) -> None:
         """Delete the consumed prefix of an inbox stream."""
@@ -388,4 +383,4 @@ class Engine:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-        self.waiters.close()
+        self.waiters.close(StoreError("the runtime was closed; ask another for the result"))

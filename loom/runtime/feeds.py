@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from loom.errors import StoreError
+from loom.errors import LoomError
 from loom.ids import inbox_stream
 from loom.kernel.inbox import InboxMessage, message_of
 
@@ -126,7 +126,7 @@ class Feeds:
                 if len(found) < MAX_UNREAD:  # nothing is left behind these, or what was is trimmed
                     feed.head = feed.next - 1 if feed.head == _UNKNOWN else feed.head
                     feed.next = max(feed.next, feed.head + 1) if not found else feed.next
-        except StoreError as error:
+        except LoomError as error:
             self._reading = False
             engine.signals.repeated_storage_error(error, run.id)
             engine.later(engine.retry_ms, run.look)

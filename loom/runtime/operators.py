@@ -25,7 +25,7 @@ from loom.kernel.inbox import (
 )
 from loom.kernel.state import ExecutionState, fold
 from loom.runtime import facts
-from loom.runtime.drivers import NEVER, fence_owner
+from loom.runtime.drivers import BY_HAND, NEVER, fence_owner
 from loom.runtime.handle import Handle
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, StreamAppend
@@ -56,7 +56,7 @@ class Operators:
         await self._verbs.judged("acquire_fence", execution_id, principal)
         await self._verbs.readable(execution_id)
         engine = self._engine
-        owner = fence_owner(engine.node, NEVER, engine.event_id())
+        owner = fence_owner(f"{BY_HAND}{engine.node}", NEVER, engine.event_id())
         return await engine.patiently(lambda: engine.events.acquire_fence(execution_id, owner), execution_id)
 
     async def redrive(

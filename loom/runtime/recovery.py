@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from loom.errors import LoomError, RedriveExhaustedError, StoreError
 from loom.ids import inbox_stream
 from loom.kernel.inbox import load_waits, topics_of
-from loom.runtime.drivers import Driver, driver_of, may_be_undriven, undriven
+from loom.runtime.drivers import BY_HAND, Driver, driver_of, may_be_undriven, undriven
 from loom.runtime.driving import REFUSALS
 from loom.runtime.facts import CANCEL_TOPIC
 from loom.runtime.presence import Evidence
-from loom.schemas.envelope import Kind
+from loom.schemas.envelope import TERMINAL_KINDS, Kind
 from loom.stores.contracts import WakeRow
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ IsAbandoned = Callable[[str], Awaitable[bool]]
 
 
 class Recovery:
-    """Walks owned shards. ``unsettled`` holds running executions whose evidence is still out, by id."""
+    """Walks owned shards; what could not be judged, or was dropped by this node itself, is looked at again."""
 
     def __init__(
         self, engine: Engine, verbs: Verbs, presence: PresenceKeeper | None, is_abandoned: IsAbandoned | None
@@ -45,7 +45,7 @@ class Recovery:
         self._presence = presence
         self._is_abandoned = is_abandoned
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._unsettled: dict[str, None] = {}
+        self._unsettled: dict[str, bool] = {}
         self._walking: dict[int, bool] = {}
         self._task: asyncio.Task[None] | None = None
         self._soon = asyncio.Event()
@@ -70,13 +70,18 @@ class Recovery:
         if owning is None:
             return
         for run in list(engine.runs.values()):
-            if run.evictable() and owning.shard_of(run.chain_id) == shard:
-                engine.drop(run)
+            if owning.shard_of(run.chain_id) == shard:
+                run.moved()
         engine.waiters.moved(
             lambda execution_id: owning.shard_of(execution_id) == shard and execution_id not in engine.runs
         )
-        for execution_id in [i for i in self._unsettled if owning.shard_of(i) == shard]:
-            del self._unsettled[execution_id]
+        for execution_id, own in list(self._unsettled.items()):
+            if not own and owning.shard_of(execution_id) == shard:
+                del self._unsettled[execution_id]
+
+    def abandoned(self, execution_id: str) -> None:
+        """This node drove it, and drives it no longer: nobody else will, while this node lives."""
+        self._unsettled[execution_id] = True
 
     def everything(self) -> None:
         """Walk all owned shards as if they were gained now: rows may be lost, or this node was not sure of itself."""
@@ -95,8 +100,8 @@ class Recovery:
             await asyncio.sleep(often_s)
             if not engine.live():
                 continue
-            for execution_id in list(self._unsettled):
-                engine.spawn(self._look(execution_id), execution_id)
+            for execution_id, own in list(self._unsettled.items()):
+                await self._look(execution_id, own=own)
             if engine.loop.time() - last_walk >= engine.config.recovery_interval_ms / 1000:
                 last_walk = engine.loop.time()
                 for shard in sorted(engine.owning.owned() if engine.owning is not None else ()):
@@ -140,18 +145,25 @@ class Recovery:
                 else:
                     await self._running(info)
             except (StoreError, TimeoutError) as error:
-                self._unsettled[execution_id] = None
+                self._unsettled[execution_id] = False
                 self._engine.signals.repeated_storage_error(error, execution_id)
             except REFUSALS as error:
                 self._engine.refused(execution_id, error)
             except LoomError as error:
                 self._engine.signals.repeated_error(error, execution_id)
 
-    async def _look(self, execution_id: str) -> None:
-        info = await self._engine.events.info(execution_id)
+    async def _look(self, execution_id: str, *, own: bool) -> None:
+        """Look again at what was not settled."""
+        try:
+            info = await self._engine.events.info(execution_id)
+        except StoreError as error:
+            self._engine.signals.repeated_storage_error(error, execution_id)
+            return
         self._unsettled.pop(execution_id, None)
-        if info is not None and info.status is not None:
+        if info is not None and info.status not in TERMINAL_KINDS:
             await self._consider(info, takeover=True)
+            if own and execution_id in self._unsettled:
+                self._unsettled[execution_id] = True
 
     # Parked ---------------------------------------------------------------------------------------------------------
 
@@ -163,7 +175,7 @@ class Recovery:
             return
         rows = [WakeRow(execution_id, at, "timer") for at in engine.driving.timers_of(loaded.state)]
         if rows and not await engine.schedule(rows):
-            self._unsettled[execution_id] = None
+            self._unsettled[execution_id] = False
         heads = engine.inbox_heads(loaded.state.chain_id)
         if inbox_stream(loaded.state.chain_id, CANCEL_TOPIC) in heads:
             await self._verbs.cancel_by_request(execution_id, await self._reason(loaded.state.chain_id))
@@ -182,7 +194,7 @@ class Recovery:
     async def _running(self, info: StreamInfo) -> None:
         engine, execution_id = self._engine, info.stream_id
         if engine.backoff.blocked(execution_id) or await self._driven(info):
-            self._unsettled[execution_id] = None
+            self._unsettled[execution_id] = False
             return
         async with engine.driving.exclusive(execution_id):
             if execution_id in engine.runs or not engine.live():
@@ -213,7 +225,7 @@ class Recovery:
             return
         evidence = await self.evidence_of(loaded, driver)
         if evidence is None:
-            self._unsettled[execution_id] = None
+            self._unsettled[execution_id] = False
             return
         if loaded.state.unproductive >= engine.config.max_recoveries:
             exhausted = RedriveExhaustedError(execution_id, loaded.state.unproductive)
@@ -227,15 +239,23 @@ class Recovery:
         Raises:
             StoreError, TimeoutError: the evidence could not be read.
         """
-        engine, execution_id, node = self._engine, loaded.state.execution_id, driver.node
-        if node == engine.node:
-            # This very process drove it, and knows that it does no longer: unless another took the fence since.
-            return "own" if engine.orphans.get(execution_id) == loaded.observation.fence else None
+        engine, execution_id = self._engine, loaded.state.execution_id
+        if driver.node == engine.node:
+            # This very process took it last, and knows that it does not drive it.
+            return None if execution_id in engine.starting else "own"
+        if driver.node is not None and driver.node.startswith(BY_HAND):
+            return None  # whoever took the fence by hand gives it back by hand
         if self._is_abandoned is not None and not await self._is_abandoned(execution_id):
             return None
         if engine.leases is None or self._presence is None:
             return "is_abandoned" if self._is_abandoned is not None else None
-        lease = await engine.leases.get(execution_id)
+        return await self._absence_of(execution_id, driver.node)
+
+    async def _absence_of(self, execution_id: str, node: str | None) -> str | None:
+        """What the lease store says against a driver's life: no lease stands, and its presence has expired."""
+        assert self._engine.leases is not None
+        assert self._presence is not None
+        lease = await self._engine.leases.get(execution_id)
         if lease is not None and not lease.expired:
             return None
         if node is None:
@@ -248,10 +268,15 @@ class Recovery:
     async def sweep(self) -> list[str]:
         """Look at every running execution of the owned shards now; return those taken over by this node."""
         engine = self._engine
-        before = set(engine.runs)
+        taken: list[str] = []
         for shard in sorted(engine.owning.owned() if engine.owning is not None else ()):
             after = ""
             while page := engine.owning.open_logs(shard, after, PAGE):  # type: ignore[union-attr]
                 await asyncio.gather(*(self._consider(info, takeover=True) for info in page))
+                taken += [
+                    info.stream_id
+                    for info in page
+                    if info.status != Kind.EXECUTION_SUSPENDED and info.stream_id in engine.runs
+                ]
                 after = page[-1].stream_id
-        return sorted(set(engine.runs) - before)
+        return taken

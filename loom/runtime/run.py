@@ -102,6 +102,7 @@ class Run:
         self._barrier = False
         self._pumping = False
         self._wait_sites: set[str] = set()
+        self._entering: set[asyncio.Future[bool]] = set()
         self._alarm: Alarm | None = None
         self._parking = False
         self._refused = False
@@ -349,18 +350,36 @@ class Run:
         if before is not None:
             self.journal.when_durable(lambda: self.engine.trim(message.stream_id, before))
 
-    def answer_gate(self, gate: str, answer: Json, *, by: str | None) -> bool:
-        """Answer the first wait at a gate; False where the flow does not wait there."""
-        found = find_gate(self.machine.waiting, gate)
-        if found is None or not self.active:
-            return False
-        self.do(lambda: self._answer_gate(gate, answer, by))
+    async def perform(self, fact: Callable[[], bool]) -> bool:
+        """Let a verb's fact enter and wait until it is durable; False where ``fact`` found nothing to do.
+
+        Raises:
+            JournalLatched: the run was stopped first; judge again from the log.
+        """
+        entered: asyncio.Future[bool] = self.loop.create_future()
+
+        def enter() -> None:
+            self._entering.discard(entered)  # it may end the run, and has entered all the same
+            if not entered.done():
+                entered.set_result(fact())
+
+        self._entering.add(entered)
+        self.do(enter)
+        try:
+            if not self.active and not entered.done():
+                raise JournalLatched
+            if not await entered:
+                return False
+        finally:
+            self._entering.discard(entered)
+        await self.journal.durable()
         return True
 
-    def _answer_gate(self, gate: str, answer: Json, by: str | None) -> None:
+    def answer_gate(self, gate: str, answer: Json, by: str | None) -> bool:
+        """Answer the first wait at a gate; False where the flow does not wait there. Only called in ``perform``."""
         found = find_gate(self.machine.waiting, gate)
         if found is None:
-            return
+            return False
         site_id, arm = found
         data: dict[str, Json] = {"siteId": site_id, "arm": arm, "kind": "gate", "answer": answer}
         if by is not None:
@@ -369,6 +388,7 @@ class Run:
         if self._unpark():
             self.steps.hold_until(self.journal.position + 1)
         self.enter(Kind.EXECUTION_RESUMED, data)
+        return True
 
     # Rest and park --------------------------------------------------------------------------------------------------
 
@@ -392,8 +412,10 @@ class Run:
         self.engine.spawn(self._schedule(wakes), self.id)
 
     async def _schedule(self, wakes: list[int]) -> None:
-        stored = await self.engine.schedule([WakeRow(self.id, at, "timer") for at in wakes])
-        self._parking = False
+        try:
+            stored = await self.engine.schedule([WakeRow(self.id, at, "timer") for at in wakes])
+        finally:
+            self._parking = False
         if stored:
             self.rows.update(wakes)
             self.look()
@@ -429,6 +451,12 @@ class Run:
             return
         self._clear_alarm()
         self._alarm = self.engine.alarms.at(due, self._alarmed)
+
+    def moved(self) -> None:
+        """This process no longer hears of the chain's inbox: from now on the run looks for itself, or leaves."""
+        if self.active and self._feeds is not None:
+            self._feeds.doubt()
+        self.look()
 
     def _alarmed(self) -> None:
         self._alarm = None
@@ -530,6 +558,9 @@ class Run:
     def quiet(self) -> None:
         """Give up effects and alarms, and throw the flow away."""
         self._ready.clear()
+        for entered in self._entering:
+            if not entered.done():
+                entered.set_exception(JournalLatched())
         self._clear_alarm()
         self.steps.stop()
         self.machine.close()

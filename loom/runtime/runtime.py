@@ -67,6 +67,7 @@ class Runtime(Client):
             )
             engine.alive = self._presence.is_live
         self._recovery = Recovery(engine, self._verbs, self._presence, self._is_abandoned)
+        engine.driving.abandoned = self._recovery.abandoned
         if engine.wakes is not None:
             self._timers = TimerService(engine, engine.wakes)
             self._timers.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from loom.errors import (
@@ -32,7 +33,7 @@ from loom.runtime.journal import JournalLatched
 from loom.runtime.patience import append_patiently
 from loom.runtime.sizes import json_size
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
-from loom.stores.contracts import NO_EVENTS, StreamAppend
+from loom.stores.contracts import NO_EVENTS, Appended, StreamAppend
 from loom.stores.rows import RECENT_IDS
 
 if TYPE_CHECKING:
@@ -155,15 +156,29 @@ class Verbs:
         event = NewEvent(engine.event_id(), Kind.EXECUTION_STARTED, fact, metadata)
         future = engine.waiters.of(execution_id)
         append = StreamAppend(execution_id, (event,), expected_head=NO_EVENTS, fence=facts.FIRST_FENCE)
+        if not drives:
+            await self._append_start(append)
+            return Handle(engine, execution_id, definition, future)
+        engine.starting.add(execution_id)
         try:
-            done = (await append_patiently(engine, (append,), execution_id))[0]
-        except (WrongHeadError, StaleFenceError):  # what stands there may have been taken over since
-            raise ExecutionAlreadyExistsError(execution_id) from None
-        if drives:
+            done = await self._append_start(append)
             engine.driving.begin(
                 Envelope(event.id, execution_id, 0, event.type, done.timestamp, fact, metadata)
             )
+        except ExecutionAlreadyExistsError:
+            raise
+        except BaseException:
+            engine.driving.abandoned(execution_id)  # it may stand in the log all the same, as ours to drive
+            raise
+        finally:
+            engine.starting.discard(execution_id)
         return Handle(engine, execution_id, definition, future)
+
+    async def _append_start(self, append: StreamAppend) -> Appended:
+        try:
+            return (await append_patiently(self._engine, (append,), append.stream_id))[0]
+        except (WrongHeadError, StaleFenceError):  # what stands there may have been taken over since
+            raise ExecutionAlreadyExistsError(append.stream_id) from None
 
     def _definition(self, flow: FlowDefinition[..., R] | str) -> FlowDefinition[..., R] | None:
         engine = self._engine
@@ -276,13 +291,12 @@ class Verbs:
         run = self._engine.runs.get(execution_id)
         if run is None or not run.active:
             return False
-        if not run.answer_gate(gate, answer, by=by):
-            raise GateNotOpenError(execution_id, gate)
         try:
-            await run.journal.durable()
+            if await run.perform(partial(run.answer_gate, gate, answer, by)):
+                return True
         except JournalLatched:
             return False  # another was first: judge again from the log
-        return True
+        raise GateNotOpenError(execution_id, gate)
 
     async def _answer_in_log(self, loaded: Loaded, gate: str, answer: Json, by: str | None) -> bool:
         engine, state = self._engine, loaded.state
@@ -327,13 +341,11 @@ class Verbs:
             current = await engine.driving.current(execution_id)
             run = engine.runs.get(current)
             if run is not None and run.active:
-                run.do(lambda run=run: endings.cancel(run, reason, by))  # type: ignore[misc]
                 try:
-                    await run.journal.durable()
+                    await run.perform(partial(endings.cancel, run, reason, by))
                 except JournalLatched:
                     continue
-                if run.phase is run.phase.OVER:
-                    return
+                return
             loaded = await self.loaded(current)
             if loaded.state.finished:
                 if loaded.state.status == "continued":

@@ -66,13 +66,10 @@ class Waiters:
         for execution_id in [i for i in self._refs if concerns(i)]:
             self.ended(execution_id, MOVED)
 
-    def close(self) -> None:
-        """Nobody is told anything any more."""
-        refs, self._refs = self._refs, {}
-        for known in refs.values():
-            future = known()
-            if future is not None:
-                future.cancel()
+    def close(self, error: LoomError) -> None:
+        """Nobody is told anything any more but this."""
+        for execution_id in list(self._refs):
+            self.refused(execution_id, error)
 
     def _sweep(self) -> None:
         self._refs = {

@@ -216,7 +216,7 @@ async def test_a_store_that_stays_away_gives_the_execution_up_and_it_is_taken_up
     settings = {"storage_patience_ms": 100, "recovery_interval_ms": 50}
     async with fleet.runtime("node", [steps], events=events, settings=settings, **trouble.options) as runtime:
         handle = await runtime.start(steps)
-        await until(lambda: runtime._engine.orphans, "the run to be given up")
+        await until(lambda: not runtime._engine.runs, "the run to be given up")
         away.set()
         assert await handle.result(10) == 2
         recovered = of_kind(await runtime.history(handle.execution_id), Kind.EXECUTION_RECOVERED)
