@@ -121,6 +121,10 @@ class Staged:
         verdict.on_staged = True
         return verdict
 
+    def rebase(self, base: View) -> None:
+        """Rest on ``base`` from now on: the transaction below has committed, and ``base`` holds its effects."""
+        self._base = base
+
     def discard(self) -> None:
         """Forget everything staged (the transaction aborted)."""
         self._rows.clear()

@@ -8,12 +8,9 @@ requests wait in front until the next tenure has read the log; then each is judg
 from __future__ import annotations
 
 import logging
-import queue
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from loom.errors import (
-    NotOwnerError,
     OutcomeUnknownError,
     PayloadTooLargeError,
     PublishRefusedError,
@@ -23,25 +20,26 @@ from loom.errors import (
 from loom.stores.kafka.client import Fault
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.lanes import LaneFault
-from loom.stores.kafka.pending import Answers, Decider, Pending
 from loom.stores.kafka.tenure import TenureEnd
 from loom.stores.kafka.transaction import ProduceFault, Transaction
+from loom.stores.kafka.waiting import Waiting
 from loom.stores.ops import Accepted, Rejected, Repeated, Tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from loom.errors import LoomError
     from loom.schemas.records import SchemaNote
     from loom.stores.contracts import Clock
+    from loom.stores.kafka.committer import Committer, Outcome
     from loom.stores.kafka.debts import Debts
     from loom.stores.kafka.lanes import Lane, Lanes
+    from loom.stores.kafka.pending import Pending
     from loom.stores.kafka.publish import PublishTargets
     from loom.stores.kafka.records import Records
     from loom.stores.kafka.takeover import Takeover
     from loom.stores.kafka.transaction import Limits
     from loom.stores.ops import Verdict
-    from loom.stores.rows import Index
+    from loom.stores.rows import Index, View
 
 _log = logging.getLogger("loom.kafka.writer")
 
@@ -54,7 +52,7 @@ _ABORT_MS: Final = 3_000
 
 
 class GroupCommit:
-    """The queue of a writer, and the loop that empties it. Only ``put`` and ``length`` are for other threads."""
+    """The loop that turns what waits (``waiting``) into transactions, on the writer's thread."""
 
     def __init__(
         self,
@@ -70,136 +68,52 @@ class GroupCommit:
         commit_deadline_ms: int,
         committed: Callable[[Transaction], None],
         notes: Mapping[str, SchemaNote],
+        committer: Committer,
     ) -> None:
         self._partition, self._index, self._records = partition, index, records
         self._targets, self._limits, self._takeover, self._debts = targets, limits, takeover, debts
         self._clock, self._commit_deadline_ms, self._committed = clock, commit_deadline_ms, committed
         self._notes = notes
-        self._queue: queue.SimpleQueue[Pending | Decider | None] = queue.SimpleQueue()
-        self._waiting: deque[Pending] = deque()
-        self._alone: deque[Pending] = deque()
-        self._deciders: list[Decider] = []
+        self.waiting = Waiting(partition, self._stands)
         self._turn_alone = False
-        self.answers = Answers()
-
-    # -- the queue -------------------------------------------------------------------------------------------
-
-    def put(self, item: Pending | Decider | None) -> None:
-        """Queue a write or a deciding read; None only wakes the writer. From any thread."""
-        if item is not None and item.future is not None:
-            self.answers.expect(item)
-        self._queue.put(item)
-
-    def length(self) -> int:
-        """How much waits, roughly. From any thread."""
-        return self._queue.qsize() + len(self._waiting) + len(self._alone)
-
-    def intake(self, patience_s: float) -> None:
-        """Take what was queued; wait for something up to ``patience_s`` if nothing was."""
-        try:
-            item = self._queue.get(timeout=patience_s) if patience_s > 0 else self._queue.get_nowait()
-            while True:
-                if type(item) is Pending:
-                    self._waiting.append(item)
-                elif type(item) is Decider:
-                    self._deciders.append(item)
-                item = self._queue.get_nowait()
-        except queue.Empty:
-            return
-
-    def expire(self) -> None:
-        """Answer whatever waited past its deadline, and send the answers."""
-        self._waiting = deque(p for p in self._waiting if not self._gone(p))
-        self._alone = deque(p for p in self._alone if not self._gone(p))
-        self._deciders = [d for d in self._deciders if not d.future.done()]
-        self.answers.send()
-
-    def reread(self) -> None:
-        """The log was read to its end behind a fence: nothing that waits is unknown any more, it is there or not."""
-        for pending in (*self._waiting, *self._alone):
-            pending.unknown = False
-
-    def settle_unknown(self, *, fenced: bool) -> None:
-        """The log was read to its end: answer what is there. Behind a rival's fence, the rest was not written."""
-        if fenced:
-            self.reread()
-        self._waiting = deque(p for p in self._waiting if not self._stands(p))
-        self._alone = deque(p for p in self._alone if not self._stands(p))
-        self.answers.send()
-
-    def close(self) -> None:
-        """Answer everything that waits: this writer will not write it."""
-        self.intake(0)
-        for pending in (*self._waiting, *self._alone):
-            if pending.source is not None:
-                continue  # the next owner reads the request again
-            error: LoomError = NotOwnerError(self._partition)
-            if pending.unknown:
-                error = OutcomeUnknownError(pending.stream_id, "its writer stopped meanwhile")
-            self.answers.give(pending, None, error)
-        for decider in self._deciders:
-            self.answers.decide(decider, NotOwnerError(self._partition))
-        self._waiting.clear()
-        self._alone.clear()
-        self._deciders.clear()
-        self.answers.abandon(self._partition)
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether the outcome of anything that waits is unknown."""
-        return any(p.unknown for p in (*self._waiting, *self._alone))
-
-    def _gone(self, pending: Pending) -> bool:
-        """Whether a request is no longer to be tried; it is answered."""
-        if pending.cancelled:
-            self.answers.forget(pending)
-            return True
-        if not pending.expired:
-            return False
-        problem = "its deadline passed while it waited for the log"
-        if pending.unknown:
-            self.answers.give(pending, None, OutcomeUnknownError(pending.stream_id, problem))
-        elif not self._stands(pending):
-            self.answers.give(pending, None, StorageWriteError(pending.stream_id, problem))
-        return True
-
-    def _stands(self, pending: Pending) -> bool:
-        """Whether a request of a transaction that seemed to fail stands in the log all the same; it is answered."""
-        if not pending.tried or pending.op is None:
-            return False
-        view = Transaction(self._index, self._records, self._targets, self._limits)
-        verdict = view.judge(pending, self._clock())
-        if isinstance(verdict, Repeated):
-            self.answers.give(pending, verdict.result)
-        return isinstance(verdict, Repeated)
+        self._formed: Transaction | None = None
+        self._committer = committer
 
     # -- the loop --------------------------------------------------------------------------------------------
 
     def serve(self, lanes: Lanes, stopping: Callable[[], bool], idle: Callable[[], None]) -> TenureEnd:
         """Commit what comes until the tenure ends; ``idle`` is called now and then."""
         while True:
-            self.intake(self._patience_s())
+            self.waiting.intake(self._patience_s())
             if stopping():
+                self._drop_formed()
                 return TenureEnd.STOPPED
             idle()
             due = self._debts.due(self._clock())
-            if not (self._waiting or self._alone or self._deciders or due):
+            if not (self._formed or self.waiting.line or self.waiting.alone or self.waiting.deciders or due):
                 continue
             disturbance = lanes.disturbance()
             if disturbance is not None:
+                self._drop_formed()
                 _log.info("partition %d: the client reports %s: a new tenure", self._partition, disturbance)
                 return TenureEnd.POISONED
             transaction = self._form()
-            if transaction.members or self._deciders or due:
+            if transaction.members or self.waiting.deciders or due:
                 for topic in due:
                     transaction.add(self._records.tick(topic))
                 end = self._commit(lanes, transaction)
                 if end is not None:
                     return end
-            self.answers.send()
+            self.waiting.answers.send()
+
+    def _drop_formed(self) -> None:
+        """Take back what was formed and not begun."""
+        formed, self._formed = self._formed, None
+        if formed is not None:
+            self._unform(formed)
 
     def _patience_s(self) -> float:
-        if self._waiting or self._alone or self._deciders:
+        if self._formed or self.waiting.line or self.waiting.alone or self.waiting.deciders:
             return 0.0
         next_due = self._debts.next_due()
         if next_due is None:
@@ -207,28 +121,52 @@ class GroupCommit:
         return min(IDLE_S, max(0.001, (next_due - self._clock()) / 1000))
 
     def _form(self) -> Transaction:
-        transaction = Transaction(self._index, self._records, self._targets, self._limits)
-        now = self._clock()
-        if self._alone and (self._turn_alone or not self._waiting):
+        """The next transaction: what was formed beside the last commit, and what has come since."""
+        transaction, self._formed = self._formed or self._new(self._index), None
+        if self.waiting.alone and (self._turn_alone or not (self.waiting.line or transaction.members)):
             self._turn_alone = False
-            self._judge(transaction, self._alone.popleft(), now)
+            self._judge(transaction, self.waiting.alone.popleft(), self._clock())
             return transaction
         self._turn_alone = True
         behind: list[Pending] = []
-        held_back = any(p.source is not None for p in self._alone)
-        while self._waiting and not transaction.full:
-            pending = self._waiting.popleft()
+        held_back = any(p.source is not None for p in self.waiting.alone)
+        now = self._clock()
+        while self.waiting.line and not transaction.full:
+            pending = self.waiting.line.popleft()
             if held_back and pending.source is not None:
                 behind.append(pending)  # requests of other nodes never overtake each other
             elif not self._judge(transaction, pending, now):
-                self._waiting.appendleft(pending)
+                self.waiting.line.appendleft(pending)
                 break
-        self._waiting.extendleft(reversed(behind))
+        self.waiting.put_back(behind)
         return transaction
+
+    def _new(self, view: View) -> Transaction:
+        return Transaction(view, self._records, self._targets, self._limits)
+
+    def _form_beside(self, commit: Outcome, below: Transaction) -> Transaction:
+        """Form the transaction after ``below`` on top of it, until the outcome of its commit is known."""
+        waiting, following = self.waiting, self._new(below.staged)
+        if waiting.alone:
+            following.close()  # what failed before is tried by the rules of ``_form`` only
+        while not commit.done:
+            waiting.intake(0.0 if waiting.line and not following.full else IDLE_S)
+            now = self._clock()
+            while waiting.line and not following.full and not commit.done:
+                pending = waiting.line.popleft()
+                if not self._judge(following, pending, now):
+                    waiting.line.appendleft(pending)
+                    following.close()
+            waiting.answers.send()
+        return following
+
+    def _unform(self, following: Transaction) -> None:
+        """Put the requests of a transaction that was never begun in front again."""
+        self.waiting.put_back(following.members)
 
     def _judge(self, transaction: Transaction, pending: Pending, now: int) -> bool:
         """Decide a request; False where it has to wait for the next transaction."""
-        if self._gone(pending):
+        if self.waiting.gone(pending):
             return True
         if pending.source is not None and pending.offset <= self._takeover.applied.get(pending.source, -1):
             self._answer_applied(pending, now)
@@ -244,25 +182,34 @@ class GroupCommit:
         if verdict.on_staged or pending.source is not None or _knows_more(verdict):
             transaction.hold(pending, verdict)
         elif isinstance(verdict, Rejected):
-            self.answers.give(pending, None, verdict.error)
+            self.waiting.answers.give(pending, None, verdict.error)
         else:
-            self.answers.give(pending, verdict.result)
+            self.waiting.answers.give(pending, verdict.result)
         return True
+
+    def _stands(self, pending: Pending) -> bool:
+        """Whether a request of a transaction that seemed to fail stands in the log all the same; it is answered."""
+        if not pending.tried or pending.op is None:
+            return False
+        verdict = self._new(self._index).judge(pending, self._clock())
+        if isinstance(verdict, Repeated):
+            self.waiting.answers.give(pending, verdict.result)
+        return isinstance(verdict, Repeated)
 
     def _answer_applied(self, pending: Pending, now: int) -> None:
         """A request that was applied before is not applied again; only its reply was lost."""
         if pending.op is None:
             return
-        verdict = Transaction(self._index, self._records, self._targets, self._limits).judge(pending, now)
+        verdict = self._new(self._index).judge(pending, now)
         if isinstance(pending.op, Tick):
-            self.answers.give(pending, None)
+            self.waiting.answers.give(pending, None)
         elif isinstance(verdict, Repeated):
-            self.answers.give(pending, verdict.result)
+            self.waiting.answers.give(pending, verdict.result)
         elif isinstance(verdict, Rejected):
-            self.answers.give(pending, None, verdict.error)
+            self.waiting.answers.give(pending, None, verdict.error)
         else:
             problem = "it was applied, but its events no longer stand there"
-            self.answers.give(pending, None, OutcomeUnknownError(pending.stream_id, problem))
+            self.waiting.answers.give(pending, None, OutcomeUnknownError(pending.stream_id, problem))
 
     # -- one transaction -------------------------------------------------------------------------------------
 
@@ -273,21 +220,35 @@ class GroupCommit:
         try:
             lane.begin()
             transaction.produce(lane)
-            self.intake(0)
-            transaction.deciders, self._deciders = self._deciders, []
-            lane.commit(Deadline.after(self._commit_deadline_ms))
         except ProduceFault as fault:
             return self._refused(lane, transaction, fault)
         except LaneFault as fault:
             return self._failed(lane, transaction, fault)
+        self.waiting.intake()
+        transaction.deciders, self.waiting.deciders = self.waiting.deciders, []
+        deadline = Deadline.after(self._commit_deadline_ms)
+        commit = self._committer.begin(lambda: lane.commit(deadline), self.waiting.wake)
+        following = self._form_beside(commit, transaction)
+        try:
+            commit.result()
+        except LaneFault as fault:
+            self._unform(following)
+            return self._failed(lane, transaction, fault)
         lanes.committed()
         disturbance = lanes.disturbance()
         self._settle(transaction, notes)
-        if disturbance is None:
-            return None
-        # it is committed, but perhaps by a request sent twice: the other may end a later transaction
-        _log.info("partition %d: the client reports %s: a new tenure", self._partition, disturbance)
-        return TenureEnd.POISONED
+        if disturbance is not None:
+            # it is committed, but perhaps by a request sent twice: the other may end a later transaction
+            _log.info("partition %d: the client reports %s: a new tenure", self._partition, disturbance)
+            self._unform(following)
+            return TenureEnd.POISONED
+        if not following.accepted:
+            self._unform(following)  # what rested on this commit can be answered now
+        else:
+            following.staged.rebase(self._index)
+            following.reopen()
+            self._formed = following
+        return None
 
     def _own_records(self, transaction: Transaction) -> Mapping[str, SchemaNote]:
         """Add what the writer says of itself: schemas new to the log, and its mark where that has changed."""
@@ -314,15 +275,15 @@ class GroupCommit:
 
     def _answer(self, transaction: Transaction) -> None:
         for pending, verdict in transaction.accepted:
-            self.answers.give(pending, verdict.result)
+            self.waiting.answers.give(pending, verdict.result)
         for pending, kept in transaction.held:
             if isinstance(kept, Rejected):
-                self.answers.give(pending, None, kept.error)
+                self.waiting.answers.give(pending, None, kept.error)
             else:
-                self.answers.give(pending, kept.result)
+                self.waiting.answers.give(pending, kept.result)
         for decider in transaction.deciders:
-            self.answers.decide(decider)
-        self.answers.send()
+            self.waiting.answers.decide(decider)
+        self.waiting.answers.send()
 
     def _refused(self, lane: Lane, transaction: Transaction, fault: ProduceFault) -> TenureEnd | None:
         """``produce`` raised: nothing of the transaction may be seen; the culprit is told, the others go again."""
@@ -347,7 +308,7 @@ class GroupCommit:
     def _failed(self, lane: Lane, transaction: Transaction, fault: LaneFault) -> TenureEnd:
         """The commit failed: what was written is read again by the next tenure, whatever the client makes of it."""
         _log.warning("partition %d: %s", self._partition, fault)
-        self._deciders = transaction.deciders + self._deciders
+        self.waiting.deciders = transaction.deciders + self.waiting.deciders
         blamed = fault.fault in {Fault.ABORT, Fault.REPEAT}
         self._requeue(transaction, counts=blamed, unknown=True, code=fault.code)
         if fault.fault is Fault.FENCED:
@@ -374,10 +335,10 @@ class GroupCommit:
                     pending.stream_id, f"{ATTEMPTS} transactions failed ({code})"
                 )
             if pending.refusal is None and (publishes or pending.failures >= TOGETHER):
-                self._alone.append(pending)
+                self.waiting.alone.append(pending)
             else:
                 again.append(pending)
-        self._waiting.extendleft(reversed(again))
+        self.waiting.put_back(again)
         self._turn_alone = False
 
     def _judge_publisher(self, pending: Pending, topics: list[str], code: str) -> None:

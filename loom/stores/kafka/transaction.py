@@ -81,11 +81,22 @@ class Transaction:
         self._drafted: list[Record] = []
         self._drafted_bytes = 0
         self._bytes = 0
+        self._closed = False
+
+    def close(self) -> None:
+        """Take nothing more, until ``reopen``: the next request has no room here."""
+        self._closed = True
+
+    def reopen(self) -> None:
+        """Take more again."""
+        self._closed = False
 
     @property
     def full(self) -> bool:
         """Whether no further request is to be tried."""
-        return len(self.members) >= self._limits.max_ops or self._bytes >= self._limits.max_bytes
+        return (
+            self._closed or len(self.members) >= self._limits.max_ops or self._bytes >= self._limits.max_bytes
+        )
 
     def judge(self, pending: Pending, now_ms: int) -> Verdict | None:
         """Decide a request as of everything accepted so far; None where it has to wait for the next transaction.

@@ -21,6 +21,7 @@ from loom.errors import NotOwnerError, StorageWriteError, StoreError
 from loom.schemas.records import SchemaNote
 from loom.schemas.table import packaged
 from loom.stores.kafka.client import FIRST_RECONNECT_MS
+from loom.stores.kafka.committer import Committer
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.debts import Debts
 from loom.stores.kafka.group_commit import GroupCommit
@@ -132,6 +133,7 @@ class PartitionWriter:
         )
         self._debts = Debts(settings.compaction_lag_ms)
         self._watch = StableWatch(ends, self._takeover.topics, settings.stuck_after_ms)
+        self._committer = Committer(str(partition))
         self._keeper = IndexKeeper(index, str(partition), self._sweep)
         self._group = GroupCommit(
             partition=partition,
@@ -147,6 +149,7 @@ class PartitionWriter:
             commit_deadline_ms=settings.commit_deadline_ms,
             committed=self._committed,
             notes=_notes(codec),
+            committer=self._committer,
         )
         self._state = WriterState.STARTING
         self._asked_to_stop: StopReason | None = None
@@ -196,11 +199,11 @@ class PartitionWriter:
         pending = Pending(op, deadline, origin, loop.create_future(), loop)
         if self._has_stopped():
             pending.fail(NotOwnerError(self.partition))
-        elif self._group.length() >= self.settings.max_waiting:
+        elif self._group.waiting.length() >= self.settings.max_waiting:
             problem = f"{self.settings.max_waiting} requests wait for partition {self.partition}"
             pending.fail(StorageWriteError(pending.stream_id, problem))
         else:
-            self._group.put(pending)
+            self._group.waiting.put(pending)
             if self._has_stopped():  # it stopped meanwhile, and may not have seen this one
                 pending.fail(NotOwnerError(self.partition))
         assert pending.future is not None
@@ -216,11 +219,11 @@ class PartitionWriter:
         An offset already applied is never applied again: ``reply`` gets the repeat, a refusal, or ``OutcomeUnknownError``.
         A writer that stops does not call ``reply``: the next owner reads the request again.
         """
-        self._group.put(Pending(op, math.inf, source=source, offset=offset, reply=reply))
+        self._group.waiting.put(Pending(op, math.inf, source=source, offset=offset, reply=reply))
 
     def skip_remote(self, *, source: str, offset: int) -> None:
         """Record that an unusable request (it went to ``dead``) at ``offset`` is done with."""
-        self._group.put(Pending(None, math.inf, source=source, offset=offset))
+        self._group.waiting.put(Pending(None, math.inf, source=source, offset=offset))
 
     def decide(self, *, deadline: float, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         """Resolve once a transaction of this tenure has been committed that was sent after this call.
@@ -231,7 +234,7 @@ class PartitionWriter:
         """
         budget_ms = max(0, int((deadline - time.monotonic()) * 1000))
         decider = Decider(loop.create_future(), loop, deadline, budget_ms)
-        self._group.put(decider)
+        self._group.waiting.put(decider)
         if self._has_stopped():
             decider.future.set_exception(NotOwnerError(self.partition))
         return decider.future
@@ -259,7 +262,7 @@ class PartitionWriter:
     @property
     def saturation(self) -> float:
         """Waiting requests as a part of what one transaction takes; at 1.0 and above the writer is saturated."""
-        return self._group.length() / self.settings.max_ops
+        return self._group.waiting.length() / self.settings.max_ops
 
     def health(self) -> WriterHealth:
         """How the writer is."""
@@ -267,7 +270,7 @@ class PartitionWriter:
             self.partition,
             self._state,
             self._tenures.number,
-            self._group.length(),
+            self._group.waiting.length(),
             self._watch.stuck,
             tuple(self._takeover.broken.values()),
         )
@@ -278,13 +281,14 @@ class PartitionWriter:
     def _ask_to_stop(self, reason: StopReason) -> None:
         self._asked_to_stop = self._asked_to_stop or reason
         self._wake.set()
-        self._group.put(None)
+        self._group.waiting.wake()
 
     # -- the writer's thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             self._keeper.start()
+            self._committer.start()
             self._change(WriterState.TAKING_OVER)
             end = TenureEnd.POISONED
             while self._take(end):
@@ -301,13 +305,14 @@ class PartitionWriter:
     def _finish(self) -> None:
         """Answer everything, let the clients go, and say so."""
         try:
-            if self._group.unsettled:
+            if self._group.waiting.unsettled:
                 self._read_what_became()
             self._tenures.close()
+            self._committer.stop()
             self._keeper.stop()
         finally:
             self._change(WriterState.STOPPED)
-            self._group.close()
+            self._group.waiting.close()
 
     def _read_what_became(self) -> None:
         """Say what became of the last transaction; a rival's fence has decided it for good."""
@@ -318,7 +323,7 @@ class PartitionWriter:
                 "partition %d: what became of its last transaction is not known: %s", self.partition, error
             )
         else:
-            self._group.settle_unknown(fenced=self._tenures.after is TenureEnd.FENCED)
+            self._group.waiting.settle(fenced=self._tenures.after is TenureEnd.FENCED)
 
     def _take(self, after: TenureEnd) -> bool:
         """Begin a tenure after the last one ended so; False to stop (``stop_reason`` says why)."""
@@ -329,7 +334,7 @@ class PartitionWriter:
             _log.info("partition %d: its writer stops: %s", self.partition, stop)
             return False
         takeover = self._takeover
-        self._group.reread()
+        self._group.waiting.reread()
         self._debts.restore(takeover.owed)
         self._debts.rediscover(takeover.tombstones, takeover.appended)
         takeover.forget()
@@ -346,8 +351,8 @@ class PartitionWriter:
         """Between two waits of a takeover: stop if told to, and answer what waited too long."""
         if self._asked_to_stop is not None:
             raise StopError(self._asked_to_stop)
-        self._group.intake(0)
-        self._group.expire()
+        self._group.waiting.intake()
+        self._group.waiting.expire()
 
     def _idle(self) -> None:
         """Between two transactions."""
@@ -365,7 +370,7 @@ class PartitionWriter:
 
     def _sweep(self) -> None:
         """On the keeper's thread: answer what is past its deadline while this thread waits for the brokers."""
-        self._group.answers.sweep(LATE_S)
+        self._group.waiting.answers.sweep(LATE_S)
 
     def _committed(self, transaction: Transaction) -> None:
         ops = tuple(
