@@ -18,6 +18,7 @@ from loom.runtime.drivers import BY_HAND, Driver, driver_of, may_be_undriven, un
 from loom.runtime.driving import REFUSALS
 from loom.runtime.facts import CANCEL_TOPIC
 from loom.runtime.presence import Evidence
+from loom.runtime.wake_rows import timer_rows
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
 from loom.stores.contracts import WakeRow
 
@@ -134,13 +135,14 @@ class Recovery:
     async def _consider(self, info: StreamInfo, *, takeover: bool) -> None:
         """One open execution of the walk. A failure is told, and it is looked at again."""
         execution_id = info.stream_id
-        if execution_id in self._engine.runs:
-            return
-        if info.status == Kind.EXECUTION_SUSPENDED and not takeover:
+        resident = execution_id in self._engine.runs
+        if not takeover if info.status == Kind.EXECUTION_SUSPENDED else resident:
             return
         async with self._slots:
             try:
-                if info.status == Kind.EXECUTION_SUSPENDED:
+                if resident:
+                    await self._resident(info)
+                elif info.status == Kind.EXECUTION_SUSPENDED:
                     await self._parked(execution_id)
                 else:
                     await self._running(info)
@@ -184,6 +186,14 @@ class Recovery:
             for topic in topics_of(load_waits(loaded.state.waits))
         ):
             engine.driving.wake(execution_id)
+
+    async def _resident(self, info: StreamInfo) -> None:
+        """Parked in this process, which hears its messages; but its alarms may be lost with an emptied store."""
+        rows = await timer_rows(self._engine, info)
+        if rows and not await self._engine.schedule(rows):
+            self._unsettled[info.stream_id] = False
+        for row in rows:
+            self._engine.driving.hint(row.wake_at)
 
     async def _reason(self, chain_id: str) -> Any:
         last = await self._engine.events.read_last(inbox_stream(chain_id, CANCEL_TOPIC))

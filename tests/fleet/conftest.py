@@ -1,0 +1,91 @@
+"""A fleet of worker processes on the session's broker and a Redis of its own, which may be killed."""
+
+import asyncio
+import json
+import os
+import sys
+import uuid
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from loom import Client, Config, LoomError
+from loom.cli.main import main
+from loom.testing.services import OwnedProcess
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+TTL_MS = 2000
+
+
+class Fleet:
+    """Workers by name, a client, and what the world outside saw."""
+
+    def __init__(self, env, folder):
+        self.env, self.folder, self.workers = env, folder, {}
+
+    def start_worker(self, name):
+        worker = self.workers.get(name)
+        if worker is None:
+            worker = self.workers[name] = OwnedProcess(name, self.folder / name)
+        worker.spawn(
+            [str(Path(sys.executable).with_name("loom")), "worker", "--flows", "fleet_flows"],
+            env=self.env | {"LOOM_NODE_ID": name},
+        )
+
+    def kill(self, name):
+        self.workers[name].kill()
+
+    def client(self):
+        names = {key[5:].lower(): value for key, value in self.env.items() if key.startswith("LOOM_")}
+        nested = {"leases": {"ttl_ms": TTL_MS}}
+        names = {key: value for key, value in names.items() if "__" not in key}
+        return Client(Config(**names, **nested, node_id=f"client-{uuid.uuid4().hex[:6]}"))
+
+    def effects(self):
+        """Tokens by (execution, effect)."""
+        seen = defaultdict(list)
+        path = Path(self.env["FLEET_LEDGER"])
+        for line in path.read_text().splitlines() if path.exists() else ():
+            noted = json.loads(line)
+            seen[noted["execution"], noted["name"]].append(noted["token"])
+        return seen
+
+    def tails(self):
+        return "\n".join(f"--- {name}\n{worker.log_tail()}" for name, worker in self.workers.items())
+
+
+@pytest.fixture
+def fleet(kafka_bootstrap, topic_prefix, private_redis, tmp_path):
+    env = {
+        "LOOM_BOOTSTRAP": kafka_bootstrap,
+        "LOOM_REDIS_URL": private_redis.url,
+        "LOOM_TOPIC_PREFIX": topic_prefix,
+        "LOOM_PARTITIONS": "4",
+        "LOOM_DATA_DIR": str(tmp_path / "cache"),
+        "LOOM_LEASES__TTL_MS": str(TTL_MS),
+        "LOOM_RECOVERY_INTERVAL_MS": "500",
+        "FLEET_LEDGER": str(tmp_path / "ledger.jsonl"),
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)]),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        assert main(["topics", "apply"]) == 0
+    made = Fleet(env, tmp_path)
+    yield made
+    for worker in made.workers.values():
+        worker.stop()
+
+
+async def stubborn(call, patience_s=120.0):
+    """What a caller does about an error that says that trying again is safe."""
+    async with asyncio.timeout(patience_s):
+        while True:
+            try:
+                return await call()
+            except LoomError as error:
+                if not error.retryable:
+                    raise
+                await asyncio.sleep(0.05)

@@ -1,0 +1,38 @@
+"""Flows of the fleet tests. Effects are lines in a file, so that what happened outside can be counted."""
+
+import asyncio
+import json
+import os
+import uuid
+
+from loom import Context, flow
+
+
+async def effect(execution_id: str, name: str) -> str:
+    """Do something outside, once per call; the token tells calls apart."""
+    token = uuid.uuid4().hex
+    line = json.dumps({"execution": execution_id, "name": name, "token": token}) + "\n"
+    with open(os.environ["FLEET_LEDGER"], "a") as ledger:  # noqa: ASYNC230 - one short line
+        ledger.write(line)
+    await asyncio.sleep(0.02)
+    return token
+
+
+@flow("busy")
+async def busy(ctx: Context, number: int) -> dict:
+    """Steps one by one and side by side, messages of one topic, a timer."""
+    me = ctx.execution_id
+    steps = [await ctx.run(effect, me, "first")]
+    messages = [await ctx.receive("go")]
+    await ctx.sleep(0.2)
+    steps.append(await ctx.run(effect, me, "second"))
+    messages += [await ctx.receive("go"), await ctx.receive("go")]
+    steps += await asyncio.gather(*(ctx.run(effect, me, f"side {n}") for n in range(3)))
+    return {"number": number, "steps": steps, "messages": messages}
+
+
+@flow("sleeper")
+async def sleeper(ctx: Context, seconds: float) -> str:
+    """Waits for its alarm, then does one thing."""
+    await ctx.sleep(seconds)
+    return await ctx.run(effect, ctx.execution_id, "woken")

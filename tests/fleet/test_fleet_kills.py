@@ -1,0 +1,97 @@
+"""Kill -9 of workers under load: everything completes, every result and message is used once, in order."""
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+from conftest import stubborn
+
+from loom.schemas.envelope import Kind
+
+MESSAGES = 3
+
+
+async def drive(client, number):
+    """One execution from outside: start it, send its messages (each twice), wait for its end."""
+    handle = await stubborn(lambda: client.start("busy", number))
+    for message in range(MESSAGES):
+        for _ in range(2):
+            await stubborn(
+                lambda message=message: client.send(
+                    handle.execution_id, "go", message, message_id=f"m{message}", sender="test"
+                )
+            )
+    return handle.execution_id, await handle.result(timeout=600)
+
+
+async def assassin(fleet, names, kills, finished, rng):
+    """Kill one worker after the other, each after a random while, and start it again at once."""
+    done = 0
+    while done < kills and not finished.is_set():
+        try:
+            async with asyncio.timeout(rng.uniform(0.5, 3.0)):
+                await finished.wait()
+        except TimeoutError:
+            name = rng.choice(names)
+            fleet.kill(name)
+            fleet.start_worker(name)
+            done += 1
+    return done
+
+
+async def kill_under_load(fleet, *, executions, kills, seed):
+    rng = random.Random(seed)
+    names = ["north", "south"]
+    for name in names:
+        fleet.start_worker(name)
+    finished = asyncio.Event()
+    async with fleet.client() as client:
+        killer = asyncio.create_task(assassin(fleet, names, kills, finished, rng))
+        waves = [asyncio.create_task(drive(client, number)) for number in range(executions)]
+        try:
+            results = dict(await asyncio.gather(*waves))
+        finally:
+            finished.set()
+            killed = await killer
+            for wave in waves:
+                wave.cancel()
+        histories = {
+            execution: await stubborn(lambda e=execution: client.history(e)) for execution in results
+        }
+    return results, histories, killed
+
+
+def judge(results, histories, effects):
+    """Results against the logs, the logs against the world."""
+    assert sorted(result["number"] for result in results.values()) == list(range(len(results)))
+    for execution, result in results.items():
+        log = histories[execution]
+        assert [event.sequence for event in log] == list(range(len(log)))
+        assert result["messages"] == list(range(MESSAGES))
+        completed = [event.data for event in log if event.type == Kind.STEP_COMPLETED]
+        assert max(Counter(step["siteId"] for step in completed).values()) == 1
+        assert sorted(result["steps"]) == sorted(step["output"] for step in completed)
+        done = [token for (owner, _), tokens in effects.items() if owner == execution for token in tokens]
+        assert set(result["steps"]) <= set(done)
+        answers = [e.data for e in log if e.type == Kind.MESSAGE_CONSUMED and "siteId" in e.data]
+        assert [answer["payload"] for answer in answers] == list(range(MESSAGES))
+        assert [answer["inboxSeq"] for answer in answers] == sorted(answer["inboxSeq"] for answer in answers)
+        assert log[-1].type == Kind.EXECUTION_COMPLETED
+        assert sum(event.type == Kind.EXECUTION_COMPLETED for event in log) == 1
+
+
+@pytest.mark.timeout(400)
+async def test_workers_are_killed_under_load(fleet):
+    results, histories, killed = await kill_under_load(fleet, executions=30, kills=4, seed=1)
+    judge(results, histories, fleet.effects())
+    assert killed >= 1
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [1])
+async def test_fifty_kills_under_two_hundred_executions(fleet, seed):
+    results, histories, killed = await kill_under_load(fleet, executions=200, kills=50, seed=seed)
+    judge(results, histories, fleet.effects())
+    print(f"{killed} kills, {len(results)} executions")  # noqa: T201
