@@ -238,12 +238,13 @@ def test_a_paused_redis_answers_nothing_until_it_goes_on(private_redis):
         assert client.ping()
 
 
-def test_a_paused_redis_can_be_stopped(start_redis):
-    server = start_redis()
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_paused_redis_can_be_stopped(start_redis, tmp_path, kept):
+    server = start_redis(folder=tmp_path if kept else None)
     server.pause()
     server.stop()
     assert not server.running
-    assert not server.folder.exists()
+    assert server.folder.exists() is kept
 
 
 def test_a_taken_port_is_drawn_again(monkeypatch, redis_url):
@@ -295,14 +296,15 @@ def test_an_owner_that_ends_in_order_removes_the_folder_too():
     assert not Path(done.stdout.strip()).exists()
 
 
-def test_a_server_that_ignores_sigterm_is_killed(monkeypatch):
+def test_a_server_that_ignores_sigterm_is_killed(monkeypatch, tmp_path):
     monkeypatch.setattr("loom.testing.services.process.TERM_GRACE_S", 0.2)
-    server = OwnedProcess("stubborn")
+    server = OwnedProcess("stubborn", tmp_path)
     server.spawn(["sh", "-c", "trap '' TERM; echo up; while :; do read -r _ </dev/zero; done"])
     while "up" not in server.log_tail():
         assert server.wait(0.05) is None
     server.stop()
     assert not server.running
+    assert tmp_path.exists()
 
 
 def test_a_program_that_is_not_there_is_named():

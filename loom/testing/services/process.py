@@ -33,10 +33,7 @@ _TAIL_BYTES: Final = 16_384
 
 
 class OwnedProcess:
-    """A server process with a folder of its own; use as a context manager, or call :meth:`stop`.
-
-    :meth:`stop` is bounded: SIGTERM, ten seconds, SIGKILL. It also runs when the interpreter exits.
-    """
+    """A server process with a folder of its own; :meth:`stop` ends it, and also runs when the interpreter exits."""
 
     def __init__(self, name: str, folder: Path | None = None) -> None:
         """Make the process object, not yet started.
@@ -135,8 +132,15 @@ class OwnedProcess:
             self._reap()
 
     def stop(self) -> None:
-        """End the server and remove its temporary folder. Safe to call twice."""
-        self.terminate()
+        """End the server for good. Safe to call twice.
+
+        One with a temporary folder is killed and its folder removed: what it holds is not wanted any more, so it need
+        not be put in order first. One with a folder of the caller's ends as by :meth:`terminate`.
+        """
+        if self._temporary:
+            self.kill()
+        else:
+            self.terminate()
         atexit.unregister(self.stop)
         if self._temporary:
             shutil.rmtree(self.folder, ignore_errors=True)
