@@ -158,19 +158,18 @@ def deleted_row(row: StreamRow) -> StreamRow:
 def merge_rows(row: StreamRow, mark: StreamRow) -> StreamRow:
     """Return what a row, folded from events, and a mark of its stream say together; ``mark`` may be used up.
 
-    A mark is the whole row as of its head, so one at or above the row's head replaces it. An older one still tells of
-    the fence and of what was trimmed, which move without events.
+    A mark is the whole row as of its head, so one at or above the row's head replaces it. An older one may still tell of
+    a fence, and of what was trimmed, since these move without events. Nothing is taken back.
     """
     if mark.deleted:
         return mark
-    consumed = max(row.consumed, mark.consumed)
-    if mark.head >= row.head:
-        merged = mark
-    else:
-        merged = row.copy()
-        merged.first = max(row.first, mark.first)
-        merged.fence, merged.fence_owner = mark.fence, mark.fence_owner
-    merged.consumed = consumed
+    merged, latest = (
+        (mark if mark.head >= row.head else row.copy()),
+        (row if row.fence > mark.fence else mark),
+    )
+    merged.fence, merged.fence_owner = latest.fence, latest.fence_owner
+    merged.first = max(row.first, mark.first)
+    merged.consumed = max(row.consumed, mark.consumed)
     return merged
 
 

@@ -458,6 +458,11 @@ def test_an_older_mark_that_is_read_again_takes_nothing_back(index):
     index.load_mark(inbox, mark.copy())
     assert (index.row(inbox).consumed, index.row(inbox).waiting) == (2, 1)
     write(message(inbox, 4), index)
+    write(AcquireFence("e", "n:2"), index)
+    fenced = index.row("e").copy()
+    write(AcquireFence("e", "n:3"), index)
+    index.load_mark("e", fenced)
+    assert (index.row("e").fence, index.row("e").fence_owner) == (2, "n:3")
     index.load_mark(inbox, mark.copy())
     row = index.row(inbox)
     assert (row.head, row.first, row.consumed, list(row.recent)[-1]) == (4, 2, 2, "m4")
@@ -483,8 +488,47 @@ def test_events_may_be_trimmed_before_the_mark_that_says_so_is_read(index):
         if e.sequence not in {3, 4}:
             index.load_event("e", facts(e.sequence, e.id, e.type), encode_envelope(e))
     write(Truncate("e", 5), source)
-    index.load_mark("e", source.row("e").copy())
-    assert [e.sequence for e in index.events("e", 0, 99)] == [0, 5, 6]
+    mark = source.row("e").copy()
+    write(more("e", 6), source)
+    (later,) = source.events("e", 7, 1)
+    index.load_event("e", facts(7, later.id, later.type), encode_envelope(later))
+    index.load_mark("e", mark)
+    assert [e.sequence for e in index.events("e", 0, 99)] == [0, 5, 6, 7]
+    assert (index.row("e").head, index.row("e").first) == (7, 5)
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "kept"),
+    [
+        (Truncate("e", 4), [0, 4, 5]),
+        (Delete("e"), []),
+        (more("e", 5), list(range(7))),
+        (more("e", 5, Kind.EXECUTION_COMPLETED), list(range(7))),
+    ],
+)
+@pytest.mark.parametrize("leave", [False, True])
+def test_what_happens_while_the_file_is_written_is_not_lost_on_it(index, meanwhile, kept, leave, monkeypatch):
+    write(log("e", Kind.EXECUTION_STARTED, *[Kind.STEP_COMPLETED] * 5), index)
+    to_file = index._table.file.write
+
+    def write_and_go_on(*args):
+        to_file(*args)
+        monkeypatch.undo()
+        write(meanwhile, index)
+
+    monkeypatch.setattr(index._table.file, "write", write_and_go_on)
+    if leave:
+        index._table._budget = int(index.bytes_in_memory * 0.9)
+        index.maintain()
+        index._table._budget = 1
+        index.maintain()
+        assert index.streams_in_memory == 0
+    else:
+        index.save_checkpoint({}, IDENTITY, 0)
+        assert [e.sequence for e in index.events("e", 0, 99)] == kept
+        index.save_checkpoint({}, IDENTITY, 0)
+    assert [event[0] for event in index._table.file.events("e", 0, 99, 99)] == kept
+    assert [e.sequence for e in index.events("e", 0, 99)] == kept
 
 
 def test_a_stopped_stream_answers_with_the_reason(index):
