@@ -350,8 +350,11 @@ class FlowMachine:
         if self._latched is not None:
             raise self._latched
         root = self._root
-        if self._outcome is None and root is not None and root.done():
-            self._finish(root)
+        if root is not None and root.done():
+            if self._outcome is None:
+                self._finish(root)
+            elif not root.cancelled():
+                root.exception()  # the signal that ended it has been seen
         if self._outcome is not None:
             self.loop.close()
 

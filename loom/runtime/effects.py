@@ -97,7 +97,11 @@ async def _send(run: Run, command: SendMessage) -> None:
                 "send a smaller one, or a reference",
             )
         check_ingest(command.execution_id, command.topic, command.payload)
-        chain_id = await run.engine.patiently(lambda: run.engine.chain_of(command.execution_id), run.id)
+        if command.execution_id in run.state.children:
+            # Its start may still be on its way; whatever is sent after it arrives after it.
+            chain_id = command.execution_id
+        else:
+            chain_id = await run.engine.patiently(lambda: run.engine.chain_of(command.execution_id), run.id)
         if chain_id is None:
             raise ExecutionNotFoundError(command.execution_id)
     except LoomError as refused:

@@ -211,16 +211,16 @@ class Engine:
         if self.closed:
             work.close()
             return
-        task = self.loop.create_task(self._guarded(work, about))
+        task = self.loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._spawned, about))
 
-    async def _guarded(self, work: Coroutine[Any, Any, Any], about: str) -> None:
-        try:
-            await work
-        except StoreError as error:
+    def _spawned(self, about: str, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, StoreError):
             self.signals.repeated_storage_error(error, about)
-        except Exception as error:  # noqa: BLE001 - told, and the node goes on
+        elif error is not None:
             self.signals.repeated_error(error, about)
 
     def later(self, delay_ms: int, call: Callable[[], None]) -> None:
@@ -338,6 +338,12 @@ class Engine:
         self.backoff.failed(run.id)
         self.orphaned(run, error)
         self.waiters.refused(run.id, error)
+
+    def failed(self, run: Run, error: Exception) -> None:
+        """Driving failed in a way that nobody foresaw: the run is dropped, and its execution looked at again later."""
+        self.signals.repeated_error(error, run.id)
+        self.backoff.failed(run.id)
+        self.orphaned(run, error)
 
     def journal_failed(self, run: Run, error: BaseException) -> None:
         """The journal latched: find out who was first, and stop or go on accordingly."""

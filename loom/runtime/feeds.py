@@ -55,7 +55,7 @@ class Feeds:
         missing = [topic for topic in topics if not self._known(topic)]
         if missing and not self._reading:
             self._reading = True
-            self._run.engine.spawn(self._read(missing), self._run.id)
+            self._run.engine.spawn(self._read(self._run, missing), self._run.id)
         return not missing
 
     def arrived(self, topic: str, envelopes: Iterable[Envelope]) -> bool:
@@ -113,8 +113,7 @@ class Feeds:
         self.unread[topic] = deque()
         return feed
 
-    async def _read(self, topics: list[str]) -> None:
-        run = self._run
+    async def _read(self, run: Run, topics: list[str]) -> None:
         events, engine = run.engine.events, run.engine
         try:
             for topic in topics:

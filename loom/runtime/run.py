@@ -246,6 +246,8 @@ class Run:
         except LoomError as error:
             self._ready.clear()
             self.engine.broken(self, error)
+        except Exception as error:  # noqa: BLE001 - one run's fault is not its neighbours'
+            self.engine.failed(self, error)
         finally:
             self._pumping = False
             self.journal.flush()
