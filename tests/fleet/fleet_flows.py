@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import uuid
+from pathlib import Path
 
 from loom import Context, flow
 
@@ -12,7 +13,7 @@ async def effect(execution_id: str, name: str) -> str:
     """Do something outside, once per call; the token tells calls apart."""
     token = uuid.uuid4().hex
     line = json.dumps({"execution": execution_id, "name": name, "token": token}) + "\n"
-    with open(os.environ["FLEET_LEDGER"], "a") as ledger:  # noqa: ASYNC230 - one short line
+    with Path(os.environ["FLEET_LEDGER"]).open("a") as ledger:  # noqa: ASYNC230 - one short line
         ledger.write(line)
     await asyncio.sleep(0.02)
     return token
