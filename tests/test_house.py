@@ -23,10 +23,12 @@ PLAN = (
     "helm",
     "pyproject.toml",
 )
-MAX_LINES = 420
+MAX_LINES = 460
+MAX_TEST_LINES = 600
 MAX_FUNCTION_LINES = 75
 LONG_FILES: dict[str, str] = {
     "loom/errors.py": "the whole tree of errors in one place, drawn at its top",
+    "loom/runtime/run.py": "one state machine: the phases of a run and what each may do",
 }
 LONG_FUNCTIONS: dict[str, str] = {}
 
@@ -88,7 +90,8 @@ def test_no_file_names(what):
 
 def test_files_stay_small():
     lengths = {name_of(f): len(f.read_text("utf-8").splitlines()) for f in tracked(".py")}
-    assert [f"{n}: {k} lines" for n, k in lengths.items() if k > MAX_LINES and n not in LONG_FILES] == []
+    bound = {n: MAX_TEST_LINES if n.startswith("tests/") else MAX_LINES for n in lengths}
+    assert [f"{n}: {k} lines" for n, k in lengths.items() if k > bound[n] and n not in LONG_FILES] == []
     assert [n for n in LONG_FILES if lengths.get(n, 0) <= MAX_LINES] == [], (
         "no longer long: take it off the list"
     )
