@@ -125,6 +125,9 @@ class CommittedApp(faust.App):
     def _new_transport(self) -> CommittedTransport:
         return CommittedTransport(self.conf.broker_consumer, self)
 
+    def _create_directories(self) -> None:
+        """Make none: nothing of ours rests in Faust's folders, and the working directory may be read-only."""
+
 
 _TOUCHED: Final[tuple[tuple[Callable[..., Any], tuple[str, ...]], ...]] = (
     (driver.AIOKafkaConsumerThread._create_worker_consumer, ("self", "transport")),  # noqa: SLF001
@@ -135,6 +138,7 @@ _TOUCHED: Final[tuple[tuple[Callable[..., Any], tuple[str, ...]], ...]] = (
     (BaseConsumer._add_gap, ("self", "tp", "offset_from", "offset_to")),  # noqa: SLF001
     (BaseConsumer.on_partitions_revoked, ("self", "revoked")),
     (faust.App._new_transport, ("self",)),  # noqa: SLF001
+    (faust.App._create_directories, ("self",)),  # noqa: SLF001
 )
 """What is overridden, with the parameters it must have."""
 
