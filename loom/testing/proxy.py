@@ -223,11 +223,7 @@ class KafkaProxy:
         try:
             self._loop.run_until_complete(self._serve())
         finally:
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(_end_others())
             self._loop.close()
 
     async def _serve(self) -> None:
@@ -353,6 +349,14 @@ class _Link:
         if rule.action is Action.CUT:
             self.close()
         return False
+
+
+async def _end_others() -> None:
+    """End every other task of the loop."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:
