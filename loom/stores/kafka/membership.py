@@ -205,6 +205,7 @@ class Membership:
             # a partition that is resumed waits for the fetch that is under way without it
             "fetch.wait.max.ms": 100,
             "socket.nagle.disable": True,
+            "log_level": 2,  # what matters is told by errors; a lost connection would be told again and again
             "queued.max.messages.kbytes": 16_384,
             "on_commit": self._on_commit,
             "error_cb": self._on_error,

@@ -55,7 +55,12 @@ class ReplyReader:
         self._deliver = deliver
         self._stopping = threading.Event()
         config = reader_config(bootstrap, kafka, client_id=f"{requester}-replies", committed=False)
-        config |= {"enable.partition.eof": False, "auto.offset.reset": "latest", "fetch.wait.max.ms": 500}
+        config |= {
+            "enable.partition.eof": False,
+            "auto.offset.reset": "latest",
+            "log_level": 2,
+            "fetch.wait.max.ms": 500,
+        }
         self._consumer = Consumer(config, logger=_log)
         self._thread: threading.Thread | None = None
 

@@ -100,6 +100,7 @@ class Sender:
                 "message.max.bytes": max_record_bytes + RECORD_OVERHEAD,
                 "retry.backoff.ms": 50,
                 "socket.nagle.disable": True,
+                "log_level": 2,
                 "error_cb": _note,
             },
             logger=_log,

@@ -60,6 +60,7 @@ class TailReader:
         self._stopping = threading.Event()
         config = reader_config(bootstrap, kafka, client_id=client_id) | {
             "auto.offset.reset": "latest",
+            "log_level": 2,
             "fetch.wait.max.ms": 100,
             "enable.partition.eof": False,
         }
