@@ -151,3 +151,4 @@ def test_blocks_marked_to_run_run(block, tmp_path, kafka_bootstrap, topic_prefix
         check=False,
     )
     assert done.returncode == 0, f"{block}\n{done.stdout[-3_000:]}\n{done.stderr[-3_000:]}"
+    assert list(tmp_path.iterdir()) == [], "nothing is left in the working directory"
