@@ -128,7 +128,9 @@ def test_settings_load(block, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("block", blocks("sh", run=True), ids=str)
-def test_blocks_marked_to_run_run(block, tmp_path, kafka_bootstrap, topic_prefix, redis_url):
+def test_blocks_marked_to_run_run(
+    block, tmp_path, tmp_path_factory, kafka_bootstrap, topic_prefix, redis_url
+):
     env = {
         **{k: v for k, v in os.environ.items() if not k.startswith("LOOM_")},
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -137,6 +139,7 @@ def test_blocks_marked_to_run_run(block, tmp_path, kafka_bootstrap, topic_prefix
         "LOOM_REDIS_URL": redis_url,
         "LOOM_TOPIC_PREFIX": topic_prefix,
         "LOOM_PARTITIONS": "2",
+        "LOOM_DATA_DIR": str(tmp_path_factory.mktemp("data")),
     }
     # a worker that the block starts in the background ends with it
     script = f"set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\n{block.text}"
