@@ -22,10 +22,18 @@ from loom.errors import (
     WrongHeadError,
 )
 from loom.ids import inbox_stream
-from loom.kernel.inbox import Plan, load_waits, message_of, next_delivery, topics_of, wakes_of
+from loom.kernel.inbox import (
+    InboxMessage,
+    load_waits,
+    message_of,
+    next_delivery,
+    topics_of,
+    wakes_of,
+)
 from loom.kernel.state import ExecutionState, fold
 from loom.runtime import facts
 from loom.runtime.drivers import driver_of, fence_owner, undriven
+from loom.runtime.feeds import MAX_UNREAD
 from loom.runtime.run import Run
 from loom.runtime.waiters import Ending
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
@@ -38,8 +46,6 @@ if TYPE_CHECKING:
     from loom.runtime.engine import Engine
 
 PAGE: Final = 1_000
-PEEK: Final = 256
-"""Messages per topic looked at to see whether a parked execution can go on."""
 
 MAX_AT_ONCE: Final = 64
 MAX_TRIES: Final = 4
@@ -78,10 +84,13 @@ class Driving:
     async def load(self, execution_id: str) -> Loaded | None:
         """Read an execution whole; None where there is none."""
         events = self._engine.events
-        observation = await events.observe(execution_id)
+        # Side by side, for each may cost a round trip; what the page has beyond the observation is left out.
+        observation, page = await asyncio.gather(
+            events.observe(execution_id), events.read(execution_id, 0, PAGE)
+        )
         if observation.head < 0:
             return None
-        history = await self.read_all(execution_id, observation.head)
+        history = await self._read_on(execution_id, page, observation.head)
         state = ExecutionState(answers=None)
         for envelope in history:
             fold(state, envelope)
@@ -89,7 +98,10 @@ class Driving:
 
     async def read_all(self, stream_id: str, head: int) -> list[Envelope]:
         """Every event of a log up to ``head``, page by page."""
-        history: list[Envelope] = []
+        return await self._read_on(stream_id, [], head)
+
+    async def _read_on(self, stream_id: str, page: list[Envelope], head: int) -> list[Envelope]:
+        history = [e for e in page if e.sequence <= head]
         while not history or history[-1].sequence < head:
             start = history[-1].sequence + 1 if history else 0
             page = await self._engine.events.read(stream_id, start, PAGE)
@@ -194,46 +206,64 @@ class Driving:
                     loaded = await self.load(execution_id)
                     if loaded is None or loaded.state.status != "suspended":
                         return False
-                    plan = await self._plan(loaded.state)
-                    if plan.delivery is None and not plan.disposals:
+                    unread = await self._unread(loaded.state)
+                    if not self._goes_on(loaded.state, unread):
                         return False
-                    taken = await self.take(loaded) is not None
+                    taken = await self.take(loaded, unread=unread) is not None
                 except REFUSALS as error:
                     engine.refused(execution_id, error)
                     raise
                 except WrongHeadError:
                     continue
-                if not taken:
-                    self.leave_inbox_row(
-                        execution_id
-                    )  # it cannot go on here now; later, or elsewhere, it may
+                if not taken:  # it cannot go on here now; later, or elsewhere, it may
+                    self.leave_inbox_row(execution_id)
                 return taken
         self.leave_inbox_row(execution_id)
         return False
 
-    async def _plan(self, state: ExecutionState) -> Plan:
-        """What could be answered now, judged before a fence is taken (clauses.md, "Guard and refusal")."""
+    async def _unread(self, state: ExecutionState) -> dict[str, list[InboxMessage]]:
+        """The messages next to be read on the topics that a parked execution waits for."""
         engine = self._engine
-        waits = load_waits(state.waits)
-        unread = {}
         heads = engine.inbox_heads(state.chain_id) if engine.owns(state.chain_id) else None
-        for topic in topics_of(waits):
-            stream_id = inbox_stream(state.chain_id, topic)
-            start = state.cursors.get(topic, -1) + 1
-            if heads is not None and heads.get(stream_id, -1) < start:
-                continue
-            unread[topic] = [message_of(e) for e in await engine.events.read(stream_id, start, PEEK)]
+        starts = {topic: state.cursors.get(topic, -1) + 1 for topic in topics_of(load_waits(state.waits))}
+        if heads is not None:
+            starts = {
+                topic: start
+                for topic, start in starts.items()
+                if heads.get(inbox_stream(state.chain_id, topic), -1) >= start
+            }
+        found = await asyncio.gather(
+            *(
+                engine.events.read(inbox_stream(state.chain_id, topic), start, MAX_UNREAD)
+                for topic, start in starts.items()
+            )
+        )
+        return {
+            topic: [message_of(e) for e in page if e.sequence >= starts[topic]]
+            for topic, page in zip(starts, found, strict=True)
+        }
+
+    def _goes_on(self, state: ExecutionState, unread: dict[str, list[InboxMessage]]) -> bool:
+        """Whether a wait could be answered now, judged before a fence is taken (clauses.md, "Guard and refusal")."""
+        engine = self._engine
         erased = state.subject if state.subject in state.shredded else None
-        return next_delivery(
+        plan = next_delivery(
             state,
-            waits,
+            load_waits(state.waits),
             unread,
             now_ms=engine.now(),
             ttl_ms=engine.config.inbox_message_ttl_ms,
             erased=erased,
         )
+        return plan.delivery is not None or bool(plan.disposals)
 
-    async def take(self, loaded: Loaded, *, workflow: str | None = None) -> Run | None:
+    async def take(
+        self,
+        loaded: Loaded,
+        *,
+        workflow: str | None = None,
+        unread: dict[str, list[InboxMessage]] | None = None,
+    ) -> Run | None:
         """Take an execution up as it was read: replay it, take its fence, drive it. Called under ``exclusive``.
 
         Returns None, with nothing written, where its flow is not known here or cannot go on.
@@ -251,6 +281,8 @@ class Driving:
         except BaseException:
             self.abandoned(run.id)  # the fence may be ours
             raise
+        for topic, messages in (unread or {}).items():
+            run.feeds.seed(topic, messages)
         return self._adopt(run, fence)
 
     def prepare(self, loaded: Loaded, workflow: str | None = None) -> Run | None:

@@ -58,6 +58,15 @@ class Feeds:
             self._run.engine.spawn(self._read(self._run, missing), self._run.id)
         return not missing
 
+    def seed(self, topic: str, messages: list[InboxMessage]) -> None:
+        """Take messages that were read just now, from the cursor on."""
+        feed = self._open(topic)
+        self.unread[topic].extend(messages)
+        if messages:
+            feed.next = messages[-1].sequence + 1
+        if feed.head == _UNKNOWN and len(messages) < MAX_UNREAD:
+            feed.head = feed.next - 1
+
     def arrived(self, topic: str, envelopes: Iterable[Envelope]) -> bool:
         """Messages became durable; whether the run looks at that topic."""
         feed = self._feeds.get(topic)
