@@ -10,12 +10,13 @@ WINGS = ("runtime", "processors", "connectors", "cli", "console")
 READS = {"read", "read_last", "subscribe", "read_at_rest", "read_redacted", "subscribe_loud", "copy_prefix"}
 
 FUNNELS = {
-    "runtime/driving.py": {"read_all", "head_of", "_successor", "_plan", "_conflict"},
+    "runtime/driving.py": {"_conflict"},
     "runtime/engine.py": {"first_of"},
     "runtime/feeds.py": {"_read"},
     "runtime/handle.py": {"_subscription", "terminal_of"},
     "runtime/operators.py": {"inbox", "_dispose"},
     "runtime/queries.py": {"follow"},
+    "runtime/reading.py": {"load", "_read_on", "head_of", "_successor", "unread"},
     "runtime/recovery.py": {"_reason"},
     "runtime/verbs.py": {"_was_sent"},
 }

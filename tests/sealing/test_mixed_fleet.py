@@ -472,3 +472,43 @@ async def test_plaintext_checkpoints_are_refused_when_keys_come_late(mixed):
     node = Runtime(config, snapshots=MemorySnapshotStore())
     with pytest.raises(PlaintextCheckpointError):
         await node.open()
+
+
+# -- a log that is sealed only further on --------------------------------------------------------------------------
+
+DARK = {"status", "follow_to_head", "send"}
+"""Verbs that read the first and the last event alone; what lies between reaches nothing that they decide."""
+
+
+@pytest.mark.parametrize("kind", ["raw", "poorer", "no keys"])
+async def test_a_log_that_is_sealed_further_on_is_refused_before_its_fence_is_taken(mixed, kind):
+    data = {
+        "workflow": "two-halves",
+        "input": 1,
+        "chainId": "late",
+        "subject": "s",
+        "principal": {"actor": "alice"},
+    }
+    events = (
+        NewEvent("e0", Kind.EXECUTION_STARTED, data, {"schema": EVENT_SCHEMA, "node": "n:1"}),
+        NewEvent("e1", Kind.STEP_COMPLETED, {"siteId": "0:0", "name": "add", "output": SECRET, "attempt": 1}),
+        NewEvent("e2", Kind.EXECUTION_SUSPENDED, {"waits": [{"siteId": "0:1", "arms": []}]}),
+    )
+    writer = EncryptingEventStore.over(
+        mixed.fleet.store(()), MemoryKeyStore(mixed.keys), {Kind.STEP_COMPLETED: ("output",)}
+    )
+    await writer.append(StreamAppend("late", events, expected_head=NO_EVENTS, fence=1))
+    before, row = mixed.resting("late"), mixed.fleet.log.index.row("late").copy()
+    owner = Principal("alice")
+    async with mixed.node(kind) as node:
+        for verb, call in _verbs(node, "late", owner).items():
+            if verb in DARK or verb == "discard":
+                continue
+            error = await _denied(call)
+            assert is_sealed_unreadable(error), verb
+            assert sealed_detail_of(error).sequence == 1
+            assert error.reason == UNKNOWN_OWNER_REASON
+        error = await _denied(lambda: node.discard_inbox("late", "go", principal=OPERATOR))
+        assert isinstance(error, ExecutionDeniedError)
+    assert mixed.resting("late") == before
+    assert mixed.fleet.log.index.row("late") == row

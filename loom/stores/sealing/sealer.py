@@ -78,9 +78,8 @@ class Sealer:
         self, stream_id: str, sequence: int | None, event: NewEvent, named: Mapping[str, str]
     ) -> NewEvent:
         tree = self._sensitive.tree(event.type)
-        if (
-            tree is None or "quarantine" in event.metadata
-        ):  # a held message's copy is what was stored, byte for byte
+        if tree is None or "quarantine" in event.metadata:
+            # The copy of a held message is what was stored, byte for byte.
             return event
         covers = _bare(event, tree)
         if not covers:
