@@ -29,7 +29,6 @@ MAX_FUNCTION_LINES = 75
 LONG_FILES: dict[str, str] = {
     "loom/errors.py": "the whole tree of errors in one place, drawn at its top",
     "loom/stores/contracts.py": "every contract of a store, read as one",
-    "loom/runtime/run.py": "one state machine: the phases of a run and what each may do",
 }
 LONG_FUNCTIONS: dict[str, str] = {}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import (
@@ -21,19 +20,15 @@ from loom.errors import (
     UnknownFlowError,
     WrongHeadError,
 )
-from loom.ids import inbox_stream
 from loom.kernel.inbox import (
     InboxMessage,
     load_waits,
-    message_of,
     next_delivery,
-    topics_of,
     wakes_of,
 )
-from loom.kernel.state import ExecutionState, fold
 from loom.runtime import facts
 from loom.runtime.drivers import driver_of, fence_owner, undriven
-from loom.runtime.feeds import MAX_UNREAD
+from loom.runtime.reading import PAGE, Loaded, Reading
 from loom.runtime.run import Run
 from loom.runtime.waiters import Ending
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
@@ -43,9 +38,9 @@ from loom.stores.rows import SIDE_KINDS
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from loom.kernel.state import ExecutionState
     from loom.runtime.engine import Engine
 
-PAGE: Final = 1_000
 
 MAX_AT_ONCE: Final = 64
 MAX_TRIES: Final = 4
@@ -54,16 +49,7 @@ INBOX_ROW_AT: Final = 0
 """The fixed instant of inbox wake rows: always due (system.md 5)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """An execution as read: what it was observed to be, all its events, the state they fold to."""
-
-    observation: Observation
-    history: list[Envelope]
-    state: ExecutionState
-
-
-class Driving:
+class Driving(Reading):
     """Takes executions up on this node.
 
     ``hint`` is told of instants at which a wake row falls due, ``abandoned`` of executions that this node drove and
@@ -71,78 +57,13 @@ class Driving:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        super().__init__(engine)
         engine.driving = self
         self._locks: dict[str, asyncio.Lock] = {}
         self._again: dict[str, bool] = {}
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
         self.hint: Callable[[int], None] = lambda _at: None
         self.abandoned: Callable[[str], None] = lambda _execution_id: None
-
-    # Reading --------------------------------------------------------------------------------------------------------
-
-    async def load(self, execution_id: str) -> Loaded | None:
-        """Read an execution whole; None where there is none."""
-        events = self._engine.events
-        # Side by side, for each may cost a round trip; what the page has beyond the observation is left out.
-        observation, page = await asyncio.gather(
-            events.observe(execution_id), events.read(execution_id, 0, PAGE)
-        )
-        if observation.head < 0:
-            return None
-        history = await self._read_on(execution_id, page, observation.head)
-        state = ExecutionState(answers=None)
-        for envelope in history:
-            fold(state, envelope)
-        return Loaded(observation, history, state)
-
-    async def read_all(self, stream_id: str, head: int) -> list[Envelope]:
-        """Every event of a log up to ``head``, page by page."""
-        return await self._read_on(stream_id, [], head)
-
-    async def _read_on(self, stream_id: str, page: list[Envelope], head: int) -> list[Envelope]:
-        history = [e for e in page if e.sequence <= head]
-        while not history or history[-1].sequence < head:
-            start = history[-1].sequence + 1 if history else 0
-            page = await self._engine.events.read(stream_id, start, PAGE)
-            if not page:
-                break
-            history.extend(e for e in page if e.sequence <= head)
-        return history
-
-    async def head_of(self, execution_id: str) -> str:
-        """The execution that a chain is at now: follow successors."""
-        current = execution_id
-        while True:
-            run = self._engine.runs.get(current)
-            if run is not None:
-                return current
-            last = await self._engine.events.read_last(current)
-            if last is None or last.type not in TERMINAL_KINDS | SIDE_KINDS:
-                return current
-            if last.type != Kind.EXECUTION_CONTINUED:
-                successor = await self._successor(current) if last.type in SIDE_KINDS else None
-                if successor is None:
-                    return current
-                current = successor
-            else:
-                current = str(last.data["successorId"])
-
-    async def current(self, execution_id: str) -> str:
-        """As ``head_of``, for a verb: patient with a store that does not answer at once."""
-        return await self._engine.patiently(lambda: self.head_of(execution_id), execution_id)
-
-    async def _successor(self, execution_id: str) -> str | None:
-        """Successor of an execution whose log ends with control records."""
-        info = await self._engine.events.info(execution_id)
-        if info is None or info.status != Kind.EXECUTION_CONTINUED:
-            return None
-        for envelope in reversed(
-            await self._engine.events.read(execution_id, max(0, info.head - PAGE), PAGE + 1)
-        ):
-            if envelope.type == Kind.EXECUTION_CONTINUED:
-                return str(envelope.data["successorId"])
-        return None
 
     # One at a time --------------------------------------------------------------------------------------------------
 
@@ -206,7 +127,7 @@ class Driving:
                     loaded = await self.load(execution_id)
                     if loaded is None or loaded.state.status != "suspended":
                         return False
-                    unread = await self._unread(loaded.state)
+                    unread = await self.unread(loaded.state)
                     if not self._goes_on(loaded.state, unread):
                         return False
                     taken = await self.take(loaded, unread=unread) is not None
@@ -220,28 +141,6 @@ class Driving:
                 return taken
         self.leave_inbox_row(execution_id)
         return False
-
-    async def _unread(self, state: ExecutionState) -> dict[str, list[InboxMessage]]:
-        """The messages next to be read on the topics that a parked execution waits for."""
-        engine = self._engine
-        heads = engine.inbox_heads(state.chain_id) if engine.owns(state.chain_id) else None
-        starts = {topic: state.cursors.get(topic, -1) + 1 for topic in topics_of(load_waits(state.waits))}
-        if heads is not None:
-            starts = {
-                topic: start
-                for topic, start in starts.items()
-                if heads.get(inbox_stream(state.chain_id, topic), -1) >= start
-            }
-        found = await asyncio.gather(
-            *(
-                engine.events.read(inbox_stream(state.chain_id, topic), start, MAX_UNREAD)
-                for topic, start in starts.items()
-            )
-        )
-        return {
-            topic: [message_of(e) for e in page if e.sequence >= starts[topic]]
-            for topic, page in zip(starts, found, strict=True)
-        }
 
     def _goes_on(self, state: ExecutionState, unread: dict[str, list[InboxMessage]]) -> bool:
         """Whether a wait could be answered now, judged before a fence is taken (clauses.md, "Guard and refusal")."""
@@ -282,7 +181,7 @@ class Driving:
             self.abandoned(run.id)  # the fence may be ours
             raise
         for topic, messages in (unread or {}).items():
-            run.feeds.seed(topic, messages)
+            run.waiting.feeds.seed(topic, messages)
         return self._adopt(run, fence)
 
     def prepare(self, loaded: Loaded, workflow: str | None = None) -> Run | None:

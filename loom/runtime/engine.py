@@ -20,7 +20,7 @@ from loom.kernel.machine import DecisionSources
 from loom.runtime.alarms import Alarms
 from loom.runtime.backoff import Backoff
 from loom.runtime.patience import patiently
-from loom.runtime.run import Phase
+from loom.runtime.phase import Phase
 from loom.runtime.waiters import MOVED, Ending, Waiters
 from loom.schemas.envelope import EVENT_SCHEMA, Envelope, Json, Kind
 from loom.stores.contracts import OwningEventStore, WakeRow
@@ -265,7 +265,7 @@ class Engine:
 
     def parked(self, run: Run) -> None:
         """A park is durable: rows that no wait of it has are retired."""
-        self.retire(run, run.rows - run.timers())
+        self.retire(run, run.waiting.rows - run.timers())
 
     def rests(self, run: Run) -> None:
         """A parked run found nothing to do: it stays in memory among the last ``max_resident``.
@@ -299,7 +299,7 @@ class Engine:
     def retire(self, run: Run, instants: set[int]) -> None:
         """Delete wake rows that no wait of the execution has any more."""
         if self.wakes is not None and instants:
-            run.rows -= instants
+            run.waiting.rows -= instants
             self.spawn(self._complete(run.id, instants), run.id)
 
     async def _complete(self, execution_id: str, instants: set[int]) -> None:
@@ -310,8 +310,8 @@ class Engine:
     def ended(self, run: Run, kind: str, data: dict[str, Json]) -> None:
         """A terminal event is durable."""
         self.forget(run)
-        if run.rows:
-            self.retire(run, set(run.rows))
+        if run.waiting.rows:
+            self.retire(run, set(run.waiting.rows))
         if kind == Kind.EXECUTION_CONTINUED:
             self.driving.continued(run, data)
         self.waiters.ended(run.id, Ending(kind, data))

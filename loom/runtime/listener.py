@@ -73,7 +73,7 @@ class Listener:
         run = self._engine.chains.get(chain_id)
         if run is None:
             self._engine.spawn(self._notify_chain(chain_id), chain_id)
-        elif topic is not None and run.feeds.arrived(topic, committed.envelopes):
+        elif topic is not None and run.waiting.feeds.arrived(topic, committed.envelopes):
             run.look()
 
     async def _notify_chain(self, chain_id: str) -> None:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loom.runtime.access import Principal
-    from loom.runtime.driving import Loaded
     from loom.runtime.engine import Engine
+    from loom.runtime.reading import Loaded
     from loom.runtime.verbs import Verbs
 
 PAGE = 500

@@ -23,9 +23,9 @@ from loom.schemas.envelope import TERMINAL_KINDS, Kind
 from loom.stores.contracts import WakeRow
 
 if TYPE_CHECKING:
-    from loom.runtime.driving import Loaded
     from loom.runtime.engine import Engine
     from loom.runtime.presence import PresenceKeeper
+    from loom.runtime.reading import Loaded
     from loom.runtime.verbs import Verbs
     from loom.stores.contracts import StreamInfo
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from loom.errors import LoomError, PayloadShreddedError, SealedPayloadUnreadableError
+from loom.errors import LoomError
 from loom.kernel.commands import (
     Abandon,
     Command,
@@ -26,36 +25,25 @@ from loom.kernel.commands import (
     StartChild,
     Wait,
 )
-from loom.kernel.inbox import InboxMessage, Plan, dump_waits, find_gate, next_delivery, topics_of, wakes_of
+from loom.kernel.inbox import wakes_of
 from loom.kernel.machine import FlowMachine, RunInfo
 from loom.kernel.state import ExecutionState, fold
 from loom.runtime import effects, endings
-from loom.runtime.feeds import Feeds
 from loom.runtime.journal import Journal, JournalLatched
+from loom.runtime.phase import Phase
 from loom.runtime.steps import Steps
+from loom.runtime.waiting import Waiting
 from loom.schemas.envelope import Envelope, Json, Kind
-from loom.stores.contracts import Outgoing, WakeRow
 from loom.stores.rows import SIDE_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from loom.kernel.flow import FlowDefinition
-    from loom.runtime.alarms import Alarm
     from loom.runtime.engine import Engine
+    from loom.stores.contracts import Outgoing
 
 MAX_UNFOLDED: Final = 256
-ELSEWHERE_POLL_MS: Final = 250
-"""How often a live wait looks into an inbox that another process writes."""
-
-
-class Phase(Enum):
-    """Where a run stands."""
-
-    RUNNING = "running"
-    PARKED = "parked"
-    OVER = "over"
-    STOPPED = "stopped"
 
 
 class Run:
@@ -91,35 +79,22 @@ class Run:
             on_failed=self._journal_failed,
         )
         self.steps = Steps(self)
-        self._feeds: Feeds | None = None
+        self.waiting = Waiting(self)
         self.phase = Phase.RUNNING
         self.active = True
         self.pending: dict[str, Command] = {}
-        self.rows: set[int] = set()
         self._state = state
         self._unfolded: list[Envelope] = []
         self._ready: list[Callable[[], None]] = []
         self._barrier = False
         self._pumping = False
-        self._wait_sites: set[str] = set()
         self._entering: set[asyncio.Future[bool]] = set()
-        self._alarm: Alarm | None = None
-        self._parking = False
-        self._refused = False
-
-    @property
-    def feeds(self) -> Feeds:
-        """What is known of the chain's inbox."""
-        if self._feeds is None:
-            self._feeds = Feeds(self)
-        return self._feeds
 
     def detach(self) -> None:
         """Let go of everything that refers back here, so that a run is freed with its last reference."""
         self.journal.detach()
         self.steps.detach()
-        if self._feeds is not None:
-            self._feeds.detach()
+        self.waiting.detach()
 
     # Beginnings -----------------------------------------------------------------------------------------------------
 
@@ -136,7 +111,7 @@ class Run:
         commands = self.machine.replay(history)
         if self.state.status == "suspended" and all(isinstance(c, Wait) for c in commands):
             self.phase = Phase.PARKED
-            self.rows.update(wakes_of(self.machine.waiting))
+            self.waiting.rows.update(wakes_of(self.machine.waiting))
         self._ready.append(lambda: self._execute(commands))
 
     def take_up(self, fence: int, recovered: Envelope | None = None) -> None:
@@ -195,13 +170,16 @@ class Run:
     ) -> None:
         """Give a fact its place, apply it, and do what the flow asks for next. Only called through ``do``."""
         data["at"] = self.engine.now()
-        envelope = self.record(kind, data, outgoing=outgoing, consumed=consumed, weight=weight)
+        self.apply(self.record(kind, data, outgoing=outgoing, consumed=consumed, weight=weight))
+
+    def apply(self, envelope: Envelope) -> None:
+        """Let the flow have an event that has its place, and do what it asks for next."""
         self._execute(self.machine.apply(envelope))
 
     def entered(self, envelope: Envelope) -> None:
         """Apply an event that has its place already. Only called through ``do`` or ``first``."""
         self.note(envelope)
-        self._execute(self.machine.apply(envelope))
+        self.apply(envelope)
 
     def record(
         self,
@@ -225,6 +203,14 @@ class Run:
         if len(self._unfolded) >= MAX_UNFOLDED:
             _ = self.state
 
+    def unpark(self) -> bool:
+        """A parked run goes on; whether it was parked."""
+        if self.phase is not Phase.PARKED:
+            return False
+        self.phase = Phase.RUNNING
+        self.engine.unparked(self)
+        return True
+
     def hold(self) -> None:
         """Let nothing enter until ``release``: an event is on its way whose fate decides what stands in its place."""
         self._barrier = True
@@ -241,7 +227,7 @@ class Run:
             while self.active and not self._barrier:
                 if self._ready:
                     self._ready.pop(0)()
-                elif not self._settle():
+                elif not self.waiting.settle():
                     break
         except LoomError as error:
             self._ready.clear()
@@ -258,7 +244,7 @@ class Run:
             if kind is RunStep:
                 self.steps.ask(command)  # type: ignore[arg-type]
             elif kind is Wait:
-                self._wait_sites.add(command.site_id)  # type: ignore[union-attr]
+                self.waiting.asked(command.site_id)  # type: ignore[union-attr]
             else:
                 self._execute_other(command)
 
@@ -269,7 +255,7 @@ class Run:
         elif isinstance(command, Complete | Fail | ContinueAsNew):
             endings.end(self, command)
         elif isinstance(command, Abandon):
-            self._wait_sites.discard(command.site_id)
+            self.waiting.dropped(command.site_id)
             self.pending.pop(command.site_id, None)
             self.steps.abandon(command.site_id)
         elif isinstance(command, StartChild):
@@ -278,79 +264,6 @@ class Run:
             effects.send_message(self, command)
         elif isinstance(command, PublishRecord):
             effects.publish_record(self, command)
-
-    # Waits ----------------------------------------------------------------------------------------------------------
-
-    def _settle(self) -> bool:
-        """Answer the first wait that can be answered; False where nothing can, and the run rests or parks."""
-        if not self._wait_sites:
-            self._rest(())
-            return False
-        waits = self.machine.waiting
-        if len(waits) != len(self._wait_sites):
-            self._wait_sites = {wait.site_id for wait in waits}
-        topics = topics_of(waits)
-        if topics and not self.feeds.ready(topics):
-            return False
-        try:
-            plan = next_delivery(
-                self.state,
-                waits,
-                self.feeds.unread,
-                now_ms=self.engine.now(),
-                ttl_ms=self.engine.config.inbox_message_ttl_ms,
-                erased=self.info.erased,
-            )
-        except (SealedPayloadUnreadableError, PayloadShreddedError) as error:
-            self._refuse(error, waits)
-            return False
-        if plan.delivery is None and not plan.disposals:
-            self._rest(waits)
-            return False
-        self._deliver(plan)
-        return True
-
-    def _deliver(self, plan: Plan) -> None:
-        for disposal in plan.disposals:
-            passed = disposal.message
-            self.record(
-                Kind.MESSAGE_CONSUMED, disposal.data(), consumed=((passed.stream_id, passed.sequence),)
-            )
-            self._trim(passed)
-        delivery = plan.delivery
-        if delivery is None:
-            return
-        self._wait_sites.discard(delivery.site_id)
-        at = self.engine.now()
-        parked = self._unpark()
-        resumed = delivery.resumed_data() | {"at": at}
-        message = delivery.message
-        if message is None:
-            envelope = self.record(Kind.EXECUTION_RESUMED, resumed)
-        else:
-            envelope = self.record(
-                Kind.MESSAGE_CONSUMED,
-                delivery.consumed_data() | {"at": at},
-                consumed=((message.stream_id, message.sequence),),
-            )
-            if parked:
-                self.record(Kind.EXECUTION_RESUMED, resumed)
-            self._trim(message)
-        if parked:
-            self.steps.hold_until(self.journal.position)
-        self._execute(self.machine.apply(envelope))
-
-    def _unpark(self) -> bool:
-        if self.phase is not Phase.PARKED:
-            return False
-        self.phase = Phase.RUNNING
-        self.engine.unparked(self)
-        return True
-
-    def _trim(self, message: InboxMessage) -> None:
-        before = self.feeds.disposed(message)
-        if before is not None:
-            self.journal.when_durable(lambda: self.engine.trim(message.stream_id, before))
 
     async def perform(self, fact: Callable[[], bool]) -> bool:
         """Let a verb's fact enter and wait until it is durable; False where ``fact`` found nothing to do.
@@ -377,108 +290,6 @@ class Run:
         await self.journal.durable()
         return True
 
-    def answer_gate(self, gate: str, answer: Json, by: str | None) -> bool:
-        """Answer the first wait at a gate; False where the flow does not wait there. Only called in ``perform``."""
-        found = find_gate(self.machine.waiting, gate)
-        if found is None:
-            return False
-        site_id, arm = found
-        data: dict[str, Json] = {"siteId": site_id, "arm": arm, "kind": "gate", "answer": answer}
-        if by is not None:
-            data["by"] = by
-        self._wait_sites.discard(site_id)
-        if self._unpark():
-            self.steps.hold_until(self.journal.position + 1)
-        self.enter(Kind.EXECUTION_RESUMED, data)
-        return True
-
-    # Rest and park --------------------------------------------------------------------------------------------------
-
-    def _rest(self, waits: tuple[Wait, ...]) -> None:
-        """Nothing can be answered now: wait for effects, or park."""
-        if self.phase is Phase.PARKED:
-            self.engine.rests(self)
-        if self.phase is not Phase.RUNNING or self._parking:
-            return
-        if self.steps.busy or self.pending:
-            if waits:
-                self._watch(waits)
-            return
-        wakes = [at for at in wakes_of(waits) if at not in self.rows]
-        if not wakes or self.engine.wakes is None:
-            self._park(waits)
-            return
-        # An alarm that nobody knows of would be lost with this process: the row comes before the park.
-        self._parking = True
-        self._watch(waits)
-        self.engine.spawn(self._schedule(wakes), self.id)
-
-    async def _schedule(self, wakes: list[int]) -> None:
-        try:
-            stored = await self.engine.schedule([WakeRow(self.id, at, "timer") for at in wakes])
-        finally:
-            self._parking = False
-        if stored:
-            self.rows.update(wakes)
-            self.look()
-        else:
-            self.engine.later(self.engine.retry_ms, self.look)
-
-    def _park(self, waits: tuple[Wait, ...]) -> None:
-        if self.machine.is_done:
-            return
-        if not waits:
-            self.engine.signals.warn("the flow waits for nothing that can happen; cancel it", self.id)
-        self.phase = Phase.PARKED
-        self._clear_alarm()
-        self.record(Kind.EXECUTION_SUSPENDED, {"waits": dump_waits(waits)})
-        self.journal.when_durable(self._parked)
-
-    def _parked(self) -> None:
-        """The park is durable: read the inbox again (system.md 0, lost wake-ups), then rest in memory or leave it."""
-        if self.phase is not Phase.PARKED:
-            return
-        if self._feeds is not None:
-            self._feeds.doubt()
-        self.engine.parked(self)
-        self.look()
-
-    def _watch(self, waits: tuple[Wait, ...]) -> None:
-        """While branches run: an alarm for the earliest timer, and a look into an inbox that is not ours."""
-        due = min(wakes_of(waits), default=None)
-        if topics_of(waits) and not self.engine.owns(self.chain_id):
-            poll = self.engine.now() + ELSEWHERE_POLL_MS
-            due = poll if due is None else min(due, poll)
-        if due is None or (self._alarm is not None and self._alarm.callback and self._alarm.due <= due):
-            return
-        self._clear_alarm()
-        self._alarm = self.engine.alarms.at(due, self._alarmed)
-
-    def moved(self) -> None:
-        """This process no longer hears of the chain's inbox: from now on the run looks for itself, or leaves."""
-        if self.active and self._feeds is not None:
-            self._feeds.doubt()
-        self.look()
-
-    def _alarmed(self) -> None:
-        self._alarm = None
-        if not self.engine.owns(self.chain_id):
-            self.feeds.doubt()
-        self.look()
-
-    def _clear_alarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-
-    def _refuse(self, error: LoomError, waits: tuple[Wait, ...]) -> None:
-        """A message that this node cannot open: nothing is appended for it; the flow parks, the row stays."""
-        self.engine.refused(self.id, error)
-        self.feeds.forget()  # next time it is read anew: the key may have come
-        if self.phase is Phase.RUNNING and not self._refused:
-            self._refused = True
-            self._rest(waits)
-
     # The journal's answers ------------------------------------------------------------------------------------------
 
     def _journal_settled(self) -> None:
@@ -503,12 +314,9 @@ class Run:
             self.journal.head = self.journal.tail = envelope.sequence
             self.note(envelope)
             if answer:
-                self._wait_sites.discard(str(envelope.data.get("siteId")))
-                self._unpark()
-                self.do(partial(self._apply, envelope))
-
-    def _apply(self, envelope: Envelope) -> None:
-        self._execute(self.machine.apply(envelope))
+                self.waiting.dropped(str(envelope.data.get("siteId")))
+                self.unpark()
+                self.do(partial(self.apply, envelope))
 
     @property
     def held(self) -> bool:
@@ -517,15 +325,21 @@ class Run:
 
     def resting(self) -> bool:
         """Whether it waits for the world alone: no effect runs, none is asked for, all of it is durable."""
-        busy = self.journal.behind or self._ready or self._parking or self.pending
-        return not (busy or self._reading() or self.steps.working)
+        return not (self._stirs() or self.pending or self.steps.working)
 
-    def _reading(self) -> bool:
-        return self._feeds is not None and self._feeds.reading
+    def _stirs(self) -> bool:
+        waiting = self.waiting
+        return bool(self.journal.behind or self._ready or waiting.parking or waiting.reading)
 
     def timers(self) -> set[int]:
         """Instants that the flow's timers wait for now."""
         return set(wakes_of(self.machine.waiting)) if self.active else set()
+
+    def moved(self) -> None:
+        """This process no longer hears of the chain's inbox: from now on the run looks for itself, or leaves."""
+        if self.active:
+            self.waiting.doubt()
+        self.look()
 
     async def rested(self) -> None:
         """Return once everything given out is durable, or the run is no longer this process's."""
@@ -534,8 +348,7 @@ class Run:
 
     def evictable(self) -> bool:
         """Whether the run rests, all of it durable, and may leave memory."""
-        idle = not (self.journal.behind or self._ready or self._parking or self._reading())
-        return self.phase is Phase.PARKED and idle
+        return self.phase is Phase.PARKED and not self._stirs()
 
     def rebase(self, beside: Sequence[Envelope]) -> None:
         """Control records of others stand where our events should: ours go behind them, and nothing else changes."""
@@ -563,6 +376,6 @@ class Run:
         for entered in self._entering:
             if not entered.done():
                 entered.set_exception(JournalLatched())
-        self._clear_alarm()
+        self.waiting.quiet()
         self.steps.stop()
         self.machine.close()

@@ -39,8 +39,8 @@ from loom.stores.rows import RECENT_IDS
 if TYPE_CHECKING:
     from loom.kernel.state import ExecutionState
     from loom.runtime.access import Gatekeeper, Principal
-    from loom.runtime.driving import Loaded
     from loom.runtime.engine import Engine
+    from loom.runtime.reading import Loaded
 
 R = TypeVar("R")
 
@@ -292,7 +292,7 @@ class Verbs:
         if run is None or not run.active:
             return False
         try:
-            if await run.perform(partial(run.answer_gate, gate, answer, by)):
+            if await run.perform(partial(run.waiting.answer_gate, gate, answer, by)):
                 return True
         except JournalLatched:
             return False  # another was first: judge again from the log
