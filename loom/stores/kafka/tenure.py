@@ -145,6 +145,7 @@ class Tenures:
             self.after = after
             problem: LoomError
             try:
+                self._look_up()  # brokers that are away must not keep a writer that is to stop
                 self._await_turn()
                 self._begin(deadline)
             except LogMismatchError as error:
