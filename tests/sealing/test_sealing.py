@@ -11,6 +11,7 @@ from loom.kernel.guard import Verdict, inspect_payload
 from loom.schemas.envelope import EVENT_SCHEMA, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, Observation, Outgoing, StreamAppend
 from loom.stores.keys.memory import MemoryKeyStore
+from loom.stores.sealing.cipher import seal_value
 from loom.stores.sealing.encrypting import EncryptingEventStore
 from loom.stores.sealing.keyring import USES_PER_CHARGE
 
@@ -271,6 +272,21 @@ async def test_the_copy_of_a_held_message_is_never_sealed_again(bench):
     assert (stored.data, stored.metadata["seal"]) == (held.data, held.metadata["seal"])
     (opened,) = await store.read(quarantine_stream(log))
     assert opened.data["payload"] == {"x": SECRET}
+
+
+async def test_a_copy_of_what_another_sealed_in_part_is_stored_as_it_was(bench):
+    store, log = await bench.open(), bench.chain()
+    await store.append(started(log, subject="s"))
+    await bench.keys.ensure("s")
+    part = seal_value((await bench.keys.get("s")).current, SECRET, b"n" * 12)
+    marker = {"v": 1, "cipher": "loom/aes-256-gcm", "covers": ["INBOX_MESSAGE.payload.secret"]}
+    data = {"topic": "t", "messageId": "m", "payload": {"secret": part, "open": 1}}
+    stamps = {"quarantine": {"topic": "t", "inboxSeq": 0}, "seal": marker}
+    copy = NewEvent("quarantine:1", Kind.INBOX_MESSAGE, data, stamps)
+    await store.append(StreamAppend(quarantine_stream(log), (copy,), expected_head=NO_EVENTS))
+    (stored,) = await _at_rest(bench, quarantine_stream(log))
+    assert (stored.data, stored.metadata) == (data, stamps)
+    assert (await store.read(quarantine_stream(log)))[0].data["payload"] == {"secret": SECRET, "open": 1}
 
 
 async def test_what_a_user_dresses_as_sealed_is_sealed_like_anything(bench):
