@@ -43,7 +43,9 @@ def check_execution_id(execution_id: str) -> str:
             another character outside letters, digits and ``._~@=+-`` (two chains' stream names could coincide).
     """
     if execution_id.startswith(RESERVED_PREFIX):
-        raise InvalidIdError(execution_id, f"ids that start with {RESERVED_PREFIX!r} are reserved; choose another")
+        raise InvalidIdError(
+            execution_id, f"ids that start with {RESERVED_PREFIX!r} are reserved; choose another"
+        )
     if not execution_id or len(execution_id) > MAX_ID_LENGTH or not _ID.fullmatch(execution_id):
         raise InvalidIdError(
             execution_id,
@@ -54,7 +56,9 @@ def check_execution_id(execution_id: str) -> str:
 
 def inbox_stream(chain_id: str, topic: str | None = None) -> str:
     """Name of a chain's inbox stream: per topic, or the shared one of the older layout when ``topic`` is None."""
-    return f"{INBOX_PREFIX}{chain_id}" if topic is None else f"{INBOX_PREFIX}{chain_id}:{quote(topic, safe='')}"
+    return (
+        f"{INBOX_PREFIX}{chain_id}" if topic is None else f"{INBOX_PREFIX}{chain_id}:{quote(topic, safe='')}"
+    )
 
 
 def quarantine_stream(chain_id: str) -> str:

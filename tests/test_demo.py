@@ -28,7 +28,9 @@ def test_the_demo_ends_well_and_leaves_nothing(kafka_bootstrap, redis_url):
     assert done.returncode == 0, done.stdout[-6_000:] + done.stderr[-3_000:]
     assert "Every order completed exactly once." in done.stdout
     assert "recovered from a node that is gone" in done.stdout
-    topics = AdminClient({"bootstrap.servers": kafka_bootstrap, "log_level": 0}).list_topics(timeout=15).topics
+    topics = (
+        AdminClient({"bootstrap.servers": kafka_bootstrap, "log_level": 0}).list_topics(timeout=15).topics
+    )
     assert [name for name in topics if name.startswith("demo-")] == []
     with contextlib.closing(redis_client.Redis.from_url(redis_url)) as client:
         assert list(client.scan_iter(match="*demo-*", count=1_000)) == []

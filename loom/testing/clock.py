@@ -14,6 +14,7 @@ class VirtualClock:
         self.now_ms = now_ms
 
     def __call__(self) -> int:
+        """Return the time now."""
         return self.now_ms
 
     def advance(self, ms: int) -> None:

@@ -132,7 +132,9 @@ async def check(client, execution_id):
         assert [e.sequence for e in history] == list(range(len(history)))
         assert sum(e.type in TERMINAL_KINDS for e in history) == 1
         sites = Counter(
-            e.data["siteId"] for e in history if e.type in {Kind.STEP_COMPLETED, Kind.CHILD_STARTED, Kind.MESSAGE_SENT}
+            e.data["siteId"]
+            for e in history
+            if e.type in {Kind.STEP_COMPLETED, Kind.CHILD_STARTED, Kind.MESSAGE_SENT}
         )
         assert set(sites.values()) == {1}, sites
         for event in of_kind(history, Kind.MESSAGE_CONSUMED):
