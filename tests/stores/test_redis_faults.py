@@ -246,6 +246,25 @@ async def test_a_cancelled_call_leaves_no_answer_for_the_next(redis_url, redis_p
     await bench.close()
 
 
+async def test_no_cancellation_is_lost(redis_url, redis_prefix):
+    """A task that polls ends when it is told to, wherever in a call it is told."""
+    connection = RedisConnection(redis_url, redis_prefix)
+
+    async def poll():
+        while True:
+            await connection.command("PING")
+
+    for steps in range(600):
+        polling = asyncio.create_task(poll())
+        for _ in range(steps % 30):
+            await asyncio.sleep(0)
+        polling.cancel()
+        ended, _ = await asyncio.wait([polling], timeout=5)
+        polling.cancel()
+        assert ended
+    await connection.close()
+
+
 async def test_many_calls_share_few_connections(private_redis):
     store = RedisLeaseStore(private_redis.url, "p")
     leases = await asyncio.gather(*(store.acquire(f"e{n}", "n1", 60_000) for n in range(300)))

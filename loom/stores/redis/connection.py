@@ -143,13 +143,20 @@ class RedisConnection:
 
     async def _bounded(self, what: str, call: Callable[[], Any], timeout_ms: int | None) -> Any:
         bound = max(self._floor_ms, min(self.timeout_ms, timeout_ms or self.timeout_ms))
+        task = asyncio.current_task()
+        cancels = task.cancelling() if task is not None else 0
         try:
             async with asyncio.timeout(bound / 1000):
-                return await call()
+                answer = await call()
         except (TimeoutError, redis.exceptions.TimeoutError):
             raise self._late(what, bound) from None
         except _FOREIGN as error:
             raise translated(error, self.address) from None
+        if task is not None and task.cancelling() > cancels:
+            # redis-py sends under asyncio.wait_for, which before Python 3.12 loses a cancellation that comes just as
+            # the sending is done; a task that polls would never end.
+            raise asyncio.CancelledError
+        return answer
 
 
 def translated(error: Exception, address: str) -> LoomError:
