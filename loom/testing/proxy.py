@@ -315,7 +315,8 @@ class _Link:
         while correlation in self._asked and self._proxy.now() < end:
             self._reply.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._reply.wait(), _ANSWER_TIMEOUT_S)
+                async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                    await self._reply.wait()
 
     async def _replies(self) -> None:
         with contextlib.suppress(EOFError, OSError):
