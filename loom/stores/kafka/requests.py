@@ -20,6 +20,7 @@ from loom.errors import (
     OutcomeUnknownError,
     PayloadTooLargeError,
     StorageWriteError,
+    StoreClosedError,
     StoreError,
     TopicsError,
     UnreachableError,
@@ -125,7 +126,8 @@ class Requester:
         then = self._on_loop(lambda sent: None if written.done() else written.set_result(sent))
         self._sender.send(self._catalogue.replies, self._reply_partition, self.name, hello, then=then)
         try:
-            sent: Sent = await asyncio.wait_for(written, deadline.left_s)
+            async with asyncio.timeout(deadline.left_s):
+                sent: Sent = await written
         except TimeoutError:
             raise UnreachableError("Kafka", self._bootstrap, "bootstrap") from None
         if sent.error is not None:
@@ -166,7 +168,7 @@ class Requester:
 
     async def _ask(self, shard: int, stream_id: str, key: str, op: RequestOp, deadline: Deadline) -> Any:
         if self._loop is None or self._closed:
-            raise StorageWriteError(stream_id, "the store is not open")
+            raise StoreClosedError(stream_id)
         if len(self._waiting) >= MAX_PENDING:
             raise StorageWriteError(stream_id, f"{MAX_PENDING} requests wait for their owners already")
         ask = _Ask(stream_id, key, shard, op, deadline, self._loop.create_future(), self._ids())
