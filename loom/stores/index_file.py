@@ -19,6 +19,7 @@ from pydantic_core import from_json, to_json
 
 from loom.errors import IndexFileError
 from loom.ids import inbox_stream
+from loom.stores.name_filter import NameFilter
 from loom.stores.rows import StreamRow
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class IndexFile:
             _remove(path)
             self._open()
         self._writer.execute("INSERT OR IGNORE INTO meta VALUES ('format', ?)", (str(FORMAT),))
+        # names of the streams in it; None: it was not empty when it was opened, so only the file itself can tell
+        self._names = NameFilter() if self._one("SELECT 1 FROM streams LIMIT 1", ()) is None else None
 
     def _open(self) -> None:
         self._writer = _connect(self.path)
@@ -101,11 +104,15 @@ class IndexFile:
 
     def row(self, stream_id: str) -> StreamRow | None:
         """Row of a stream."""
+        if self._names is not None and not self._names.may_hold(stream_id):
+            return None
         found = self._one("SELECT row FROM streams WHERE id = ?", (stream_id,))
         return None if found is None else load_row(found[0])
 
     def stream(self, stream_id: str) -> tuple[StreamRow, int, bool] | None:
         """Row of a stream, the sequence below which its events are here, and whether event 0 is."""
+        if self._names is not None and not self._names.may_hold(stream_id):
+            return None
         found = self._one("SELECT row, held, zero FROM streams WHERE id = ?", (stream_id,))
         return None if found is None else (load_row(found[0]), found[1], bool(found[2]))
 
@@ -149,6 +156,9 @@ class IndexFile:
 
     def write(self, streams: Sequence[StreamImage], snapshots: Sequence[SnapshotImage] = ()) -> None:
         """Write all of it in one transaction."""
+        if self._names is not None:
+            for image in streams:
+                self._names.add(image.stream_id)
         with self._writing() as db:
             db.executemany(
                 "INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?, ?)",
@@ -196,6 +206,7 @@ class IndexFile:
             for table in ("streams", "segments", "snapshots"):
                 db.execute(f"DELETE FROM {table}")  # noqa: S608 - three names of our own
             db.execute("DELETE FROM meta WHERE key = 'checkpoint'")
+        self._names = NameFilter()
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
