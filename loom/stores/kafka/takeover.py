@@ -10,7 +10,10 @@ missing sequence was trimmed or lost is known when it is met.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +25,7 @@ from loom.stores.kafka.reader import END_OF_PARTITION, Ends, LogReader
 from loom.stores.kafka.records import TICK_KEY, EventHead, event_head, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from loom.schemas.codec import Codec
     from loom.stores.index import StreamIndex
@@ -36,6 +39,33 @@ APPENDS: Final = "appends"
 COMMANDS: Final = "commands"
 
 Handler = Callable[[str, Any], None]
+
+
+class _Collections:
+    """Readings under way in this process; while there is any, the garbage collector rests."""
+
+    def __init__(self) -> None:
+        self.lock, self.resting, self.enabled = threading.Lock(), 0, True
+
+
+_collections: Final = _Collections()
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Let the garbage collector rest: a reading makes millions of objects that stay, and it would walk them every time."""
+    with _collections.lock:
+        if _collections.resting == 0:
+            _collections.enabled = gc.isenabled()
+            gc.disable()
+        _collections.resting += 1
+    try:
+        yield
+    finally:
+        with _collections.lock:
+            _collections.resting -= 1
+            if _collections.resting == 0 and _collections.enabled:
+                gc.enable()
 
 
 class LogMismatchError(TopicsError):
@@ -139,7 +169,7 @@ class Takeover:
         continuity = self._continuity or Continuity(self._row, whole=not self.positions)
         self._continuity = continuity
         ends = self._ends.written(self.topics)
-        with self._make_reader() as reader:
+        with self._make_reader() as reader, no_collection():
             for handlers in (self._marks, self._logs):
                 self._read_to({t: ends[t] for t in handlers}, handlers, reader, deadline, wait)
             whole = continuity.end()
@@ -182,20 +212,21 @@ class Takeover:
 
     def _take(self, reader: LogReader, handlers: Mapping[str, Handler]) -> dict[str, int]:
         """Load what has come; return how far each topic got."""
-        reached: dict[str, int] = {}
         last: dict[str, Any] = {}
+        ends: dict[str, int] = {}
         for message in reader.take():
             topic = message.topic()
             error = message.error()
             if error is None:
                 handlers[topic](topic, message)
-                self.found += 1
                 last[topic] = message
-                reached[topic] = message.offset() + 1
+                self.found += 1
             elif error.code() == END_OF_PARTITION:
-                reached[topic] = message.offset()
-        self.appended.update({topic: message.timestamp()[1] for topic, message in last.items()})
-        return reached
+                ends[topic] = message.offset()
+        for topic, message in last.items():
+            ends[topic] = max(ends.get(topic, 0), message.offset() + 1)
+            self.appended[topic] = message.timestamp()[1]
+        return ends
 
     def _stop(self, error: StreamBrokenError) -> None:
         _log.error("partition %d: %s", self._partition, error)
