@@ -23,6 +23,8 @@
     ├── PayloadShreddedError / KeyUnavailableError
     ├── StoreError
     │   ├── StorageWriteError             not written; retryable where it says so
+    │   │   └── StoreClosedError          the store is not open; not retryable
+    │   ├── NodeFencedError               exit 2: another process has this node's id
     │   ├── OutcomeUnknownError           written or not: read again by event id
     │   ├── WrongHeadError                another append was first
     │   ├── StaleFenceError               another driver took the execution
@@ -280,6 +282,16 @@ class PayloadTooLargeError(StorageWriteError):
                 "keep large values outside and pass a reference"
             ),
         )
+
+
+class StoreClosedError(StorageWriteError):
+    """The store was closed, or never opened; nothing was read or written."""
+
+    retryable = False
+
+    def __init__(self, stream_id: str) -> None:
+        super().__init__(stream_id, "the store is not open")
+        self.args = (f"{stream_id!r} was neither read nor written: the store is not open; open one and use it",)
 
 
 class OutcomeUnknownError(StoreError):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import uuid
 
 import pytest
 from test_owners import Load, assert_whole, chains
 
+from loom.errors import StoreError
+from loom.testing.conformance.event_store.support import started
 from loom.testing.proxy import Api
-from stores import StoreBench, until
+from stores import StoreBench, timed, until
 
 SHORT = {"transaction_timeout_ms": 3_000, "commit_deadline_ms": 1_500, "session_timeout_ms": 6_000}
 APIS = (
@@ -84,3 +87,21 @@ async def test_a_broker_that_is_away_for_a_while(private_kafka, topic_prefix, tm
         await assert_whole(client, load)
     finally:
         await bench.close()
+
+
+@pytest.mark.timeout(120)
+async def test_a_store_closes_in_time_while_the_broker_is_away(private_kafka, tmp_path):
+    bench = StoreBench(private_kafka.bootstrap, "away.", tmp_path, session_timeout_ms=6_000)
+    owner, client = await bench.owner("owner"), await bench.client("client")
+    waiting = []
+    for store in (owner, client):
+        await store.append(started(bench.chain(), fence=None))
+    await asyncio.to_thread(private_kafka.kill)
+    for store in (owner, client):
+        waiting += [asyncio.ensure_future(store.append(started(bench.chain(n), fence=None))) for n in (0, 1)]
+    await asyncio.sleep(1)  # so that the writer is in the middle of it
+    with timed(15):
+        await bench.close()
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+    assert all(isinstance(outcome, StoreError) for outcome in outcomes), outcomes
+    await until(lambda: not [t for t in threading.enumerate() if t.name.startswith("loom-")], 20)

@@ -14,7 +14,7 @@ from loom.errors import (
     DeadlineExceededError,
     NodeFencedError,
     OutcomeUnknownError,
-    StorageWriteError,
+    StoreClosedError,
     TopicsError,
     UnreachableError,
 )
@@ -102,7 +102,7 @@ async def test_a_closed_store_refuses_and_closing_again_does_nothing(bench):
         with timed(10):
             await store.close()
         await store.close()
-        with pytest.raises(StorageWriteError):
+        with pytest.raises(StoreClosedError):
             await store.append(started(bench.chain()))
     assert not threads()
 

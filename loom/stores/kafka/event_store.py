@@ -13,6 +13,7 @@ from loom.errors import (
     NotOwnerError,
     OutcomeUnknownError,
     StorageWriteError,
+    StoreClosedError,
     WrongHeadError,
 )
 from loom.ids import routing_id, ulid
@@ -190,7 +191,7 @@ class KafkaEventStore:
         then the repeat that finds out.
         """
         if self._closed or self._loop is None:
-            raise StorageWriteError(stream_id, "the store is not open")
+            raise StoreClosedError(stream_id)
         shard = self._kafka.shard(self.shard_of(stream_id))
         if shard is None:
             return _ELSEWHERE
@@ -274,7 +275,7 @@ class KafkaEventStore:
     async def _read_here(self, stream_id: str, read: Callable[[Shard], Any], deadline: Deadline) -> Any:
         """Read what the writer of this process keeps, once it has proved that it still is the writer."""
         if self._closed or self._loop is None:
-            raise StorageWriteError(stream_id, "the store is not open")
+            raise StoreClosedError(stream_id)
         shard = self._kafka.shard(self.shard_of(stream_id))
         if shard is None:
             return _ELSEWHERE

@@ -30,6 +30,7 @@ BATCH: Final = 500
 """Messages taken from the client at once; a handler that pauses a partition still gets the rest of the batch."""
 _LEAVE_S: Final = 3.0
 _WAKE_S: Final = 0.5
+_PROBE_S: Final = 0.2
 _CONFIRM_S: Final = 5.0
 _REFUTED: Final = frozenset(
     {
@@ -287,7 +288,7 @@ class Membership:
         if self._asked is not None and now - self._asked < session_s:
             return
         wanted = max(self._confirmed, self._refuted, now - _CONFIRM_S) < self._wanted
-        if now < self._next_probe and not wanted:
+        if now < self._next_probe - (session_s / 4 - _PROBE_S if wanted else 0):
             return
         positions = {**self._assigned, **self._handler.positions()}
         if positions:

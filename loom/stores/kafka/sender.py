@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message, Producer
 
 from loom.stores.kafka.client import RECORD_OVERHEAD, name_of, store_error
+from loom.stores.kafka.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from loom.errors import StoreError
     from loom.stores.contracts import Clock
-    from loom.stores.kafka.deadline import Deadline
 
 _log = logging.getLogger("loom.kafka.sender")
 
 _POLL_S: Final = 0.1
 _SPAN_MS: Final = 60_000
+_FLUSH_MS: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +159,10 @@ class Sender:
         return arrived.wait(timeout_s) and answer[0].error is None
 
     def close(self, deadline: Deadline) -> bool:
-        """Send what waits, until ``deadline``, and end; False if the thread had not ended by then. Idempotent."""
-        left = deadline.left_s
-        while len(self._producer) and not deadline.passed and not self._stopping.is_set():
-            time.sleep(min(0.01, left))
+        """Send what waits, for a moment, and end; False if the thread had not ended by ``deadline``. Idempotent."""
+        flush = Deadline.after(min(_FLUSH_MS, deadline.left_ms // 2))
+        while len(self._producer) and not flush.passed and not self._stopping.wait(0.01):
+            pass
         self._stopping.set()
         self._thread.join(deadline.left_s)
         return not self._thread.is_alive()
