@@ -22,7 +22,7 @@ def test_the_demo_ends_well_and_leaves_nothing(kafka_bootstrap, redis_url):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6_000:] + done.stderr[-3_000:]
