@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from loom.kernel.retry import RetryPolicy
     from loom.schemas.envelope import Json
+from loom.schemas.quick import quick
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Arm:
     model: Any = None
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class RunStep:
     """Run an effect and journal its result. ``attempt`` is the next attempt (1 first), ``not_before`` its earliest ms."""
@@ -48,6 +50,7 @@ class RunStep:
     not_before: int = 0
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Wait:
     """Wait until one arm is answered; arms in park order, the first satisfiable wins."""
@@ -63,6 +66,7 @@ class Abandon:
     site_id: str
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class RecordDecision:
     """Journal a decision already taken (``now``, ``random``, ``uuid``, ``patched``)."""
@@ -113,6 +117,7 @@ class ContinueAsNew:
     input: Json
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Complete:
     """The flow returned."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from loom.schemas.quick import quick
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from loom.schemas.envelope import Json
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class RunInfo:
     """What a run knows of itself before its first event, all from EXECUTION_STARTED.

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from weakref import ref
 
+from loom.schemas.quick import quick
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 SWEEP_AT_LEAST: Final = 4_096
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How an execution ended: type and data of its last event, or why this node will not see it.

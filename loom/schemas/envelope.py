@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from loom.schemas.quick import quick
+
 EVENT_SCHEMA: Final = "1.25.0"
 """Version of the event shapes, stamped as ``metadata.schema``. 1.24.0 is the same without the seal marker."""
 
@@ -18,6 +20,7 @@ Json = Any
 """A value that JSON can hold: mapping with string keys, list, string, number, boolean or None."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class NewEvent:
     """An event that has no place in a stream yet; the store gives it stream, sequence and timestamp.
@@ -32,6 +35,7 @@ class NewEvent:
     metadata: dict[str, Json] = field(default_factory=dict)
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """One event as it stands in a stream.

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from loom.schemas.envelope import Envelope, Json, NewEvent
+from loom.schemas.quick import quick
 
 NO_EVENTS: Final = -1
 """Head of a stream that was never appended to."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What a stream looked like: the condition of ``append_if_unchanged`` and ``acquire_fence_if``.
@@ -32,6 +34,7 @@ class Observation:
     anchor: str | None
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """Work on another chain, or for the estate, that leaves in the transaction of the event deciding it.
@@ -48,6 +51,7 @@ class Outgoing:
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class StreamAppend:
     """An append to one stream, judged as a whole.
@@ -77,6 +81,7 @@ class StreamAppend:
     outgoing: tuple[Outgoing, ...] = ()
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Appended:
     """Where events came to stand: ``first`` and ``head`` are sequences; ``repeated`` tells a retry found in place."""
@@ -88,6 +93,7 @@ class Appended:
     repeated: bool = False
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Committed:
     """Events that became durable, as handed to listeners in the same process, in log order per stream.
@@ -159,7 +165,9 @@ class EventStore(Protocol):
         """
         ...
 
-    async def append_many(self, appends: Sequence[StreamAppend], *, deadline_ms: int | None = None) -> list[Appended]:
+    async def append_many(
+        self, appends: Sequence[StreamAppend], *, deadline_ms: int | None = None
+    ) -> list[Appended]:
         """Append to several streams of one shard, all or nothing (clauses.md, point 9)."""
         ...
 
@@ -240,7 +248,16 @@ class OwningEventStore(EventStore, Protocol):
         ...
 
 
-OPTIONAL_EVENT_STORE_METHODS: Final = ("sealing_capability", "read_at_rest", "read_redacted", "subscribe_loud", "notify", "mint_id", "health", "scan_open_logs")
+OPTIONAL_EVENT_STORE_METHODS: Final = (
+    "sealing_capability",
+    "read_at_rest",
+    "read_redacted",
+    "subscribe_loud",
+    "notify",
+    "mint_id",
+    "health",
+    "scan_open_logs",
+)
 """What an event store may have beyond its contract, asked for with ``getattr``; absent means that it cannot.
 
 ``sealing_capability() -> SealingCapability | None``: what this node opens (absent, None: nothing); ``read_at_rest``: as
@@ -373,7 +390,9 @@ class WakeStore(Protocol):
         """
         ...
 
-    async def due(self, now: int, limit: int, *, shards: frozenset[int], refused: bool = True) -> list[WakeRow]:
+    async def due(
+        self, now: int, limit: int, *, shards: frozenset[int], refused: bool = True
+    ) -> list[WakeRow]:
         """Rows with ``wake_at <= now`` in these shards, earliest first; refusal rows only if ``refused``.
 
         A row is left out while a claim stands on it (judged on the store's clock): its claimant is at work.
