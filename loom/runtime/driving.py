@@ -214,6 +214,9 @@ class Driving(Reading):
 
     def _adopt(self, run: Run, fence: int, recovered: Envelope | None = None) -> Run:
         engine = self._engine
+        older = engine.runs.get(run.id)
+        if older is not None:  # its fence is stale by now
+            engine.drop(older)
         engine.register(run)
         engine.backoff.cleared(run.id)
         run.take_up(fence, recovered)
@@ -250,7 +253,7 @@ class Driving(Reading):
         """Take up an execution that nobody drives yet: started, or answered, by a verb."""
         engine = self._engine
         async with self._slots, self.exclusive(execution_id):
-            if execution_id in engine.runs:
+            if execution_id in engine.runs or execution_id in engine.starting:
                 return False
             info = await engine.events.info(execution_id)
             try:
@@ -315,8 +318,8 @@ class Driving(Reading):
         successor = str(data["successorId"])
         stamped = run.journal.companions[0]
         started = Envelope(event.id, successor, 0, event.type, stamped.timestamp, event.data, event.metadata)
-        if self._engine.live():
-            self.begin(started)
+        if self._engine.live() and self._engine.owns(run.chain_id):
+            self.begin(started)  # else the owner does
 
     # Losing ---------------------------------------------------------------------------------------------------------
 

@@ -85,9 +85,12 @@ def _continue(run: Run, command: ContinueAsNew, weight: int) -> None:
         parent=info.parent,
         continued_from={"executionId": run.id, "carried": carried_inbox(run.state)},
     )
-    event = NewEvent(engine.event_id(), Kind.EXECUTION_STARTED, fact, engine.stamp)
+    # Without a driver's name: if this node does not come to drive it, the owner does at once.
+    event = NewEvent(engine.event_id(), Kind.EXECUTION_STARTED, fact, facts.STAMP)
     append = StreamAppend(successor, (event,), expected_head=NO_EVENTS, fence=facts.FIRST_FENCE)
     data: dict[str, Json] = {"successorId": successor, "workflow": command.workflow}
+    run.successor = successor
+    engine.starting.add(successor)
     run.note(
         run.journal.push(Kind.EXECUTION_CONTINUED, data, engine.stamp, companions=(append,), weight=weight)
     )

@@ -252,6 +252,8 @@ class Engine:
         """It does so no longer."""
         if self.runs.get(run.id) is run:
             del self.runs[run.id]
+            if run.successor is not None:
+                self.starting.discard(run.successor)
             self.parked_runs.pop(run.id, None)
             if self.chains.get(run.chain_id) is run:
                 del self.chains[run.chain_id]
@@ -321,6 +323,8 @@ class Engine:
         run.stop(error)
         self.forget(run)
         self.driving.abandoned(run.id)
+        if run.successor is not None:
+            self.driving.abandoned(run.successor)  # it may stand all the same
 
     def trim(self, stream_id: str, before: int) -> None:
         """Delete the consumed prefix of an inbox stream."""

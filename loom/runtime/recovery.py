@@ -207,7 +207,7 @@ class Recovery:
             self._unsettled[execution_id] = False
             return
         async with engine.driving.exclusive(execution_id):
-            if execution_id in engine.runs or not engine.live():
+            if execution_id in engine.runs or execution_id in engine.starting or not engine.live():
                 return
             now = await engine.events.info(execution_id)
             loaded = await engine.driving.load(execution_id)
@@ -252,7 +252,7 @@ class Recovery:
         engine, execution_id = self._engine, loaded.state.execution_id
         if driver.node == engine.node:
             # This very process took it last, and knows that it does not drive it.
-            return None if execution_id in engine.starting else "own"
+            return "own"
         if driver.node is not None and driver.node.startswith(BY_HAND):
             return None  # whoever took the fence by hand gives it back by hand
         if self._is_abandoned is not None and not await self._is_abandoned(execution_id):

@@ -83,6 +83,7 @@ class Run:
         self.phase = Phase.RUNNING
         self.active = True
         self.pending: dict[str, Command] = {}
+        self.successor: str | None = None
         self._state = state
         self._unfolded: list[Envelope] = []
         self._ready: list[Callable[[], None]] = []
