@@ -15,6 +15,7 @@ from loom.errors import (
     PayloadTooLargeError,
     PublishRefusedError,
     StorageWriteError,
+    WrongHeadError,
 )
 from loom.stores.contracts import Outgoing, StreamAppend
 from loom.stores.kafka.writer import StopReason
@@ -319,3 +320,49 @@ async def test_one_bad_target_does_not_keep_others_from_being_written(hurt):
     assert [len(t.ops) for t in writer.transactions][0] == 20, "the next transaction leaves publishers out"
     assert set(log(hurt)) == {"fine", *(f"s{n}" for n in range(20))}
     assert len(visible(hurt.direct, wide)) == 1
+
+
+# -- answers that rest on something ------------------------------------------------------------------------------
+
+
+async def test_an_answer_that_rests_on_an_aborted_transaction_is_judged_again(hurt):
+    writer = hurt.make("n1", start=False, kafka={"message.max.bytes": 20_000})
+    doomed = append("s", 0, name="doomed", size=30_000)
+    first = writer.write(doomed)
+    conflict = writer.write(
+        append("s", 0, name="other")
+    )  # beside the first it is a conflict, without it it is not
+    repeat = writer.write(doomed)  # beside the first it is a repeat
+    writer.start()
+
+    for refused in (first, repeat):
+        with pytest.raises((PayloadTooLargeError, WrongHeadError)):
+            await refused
+    (placed,) = await conflict
+    assert (placed.first, placed.repeated) == (0, False)
+    assert log(hurt) == {"s": ["other:0"]}
+
+
+async def test_a_deciding_read_needs_a_commit_that_was_sent_after_it_was_asked(hurt, proxy):
+    writer = hurt.make("n1", **PATIENT).serving()
+    await writer.write(append("s", 0))
+    ends = lambda: sum(n for (api, _), n in proxy.seen.items() if api == Api.END_TXN)  # noqa: E731
+    before = ends()
+    held = proxy.hold(Api.END_TXN, WRITER, Side.REPLY)
+    under_way = writer.write(append("s", 1))
+    assert await asyncio.to_thread(held.caught.wait, 10)
+    proof = writer.proof()
+    held.release()
+    await under_way
+    assert ends() == before + 1
+    await proof
+    assert ends() == before + 2
+
+
+async def test_what_the_client_says_between_two_transactions_ends_the_tenure_too(hurt, proxy, lanes):
+    writer = hurt.make("n1", lanes=lanes).serving()
+    await writer.write(append("s", 0))
+    proxy.disconnect()
+    await until(writer._tenures.lanes.disturbance)
+    await writer.write(append("s", 1))
+    assert writer.tenure == 2
