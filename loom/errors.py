@@ -291,7 +291,9 @@ class StoreClosedError(StorageWriteError):
 
     def __init__(self, stream_id: str) -> None:
         super().__init__(stream_id, "the store is not open")
-        self.args = (f"{stream_id!r} was neither read nor written: the store is not open; open one and use it",)
+        self.args = (
+            f"{stream_id!r} was neither read nor written: the store is not open; open one and use it",
+        )
 
 
 class OutcomeUnknownError(StoreError):
