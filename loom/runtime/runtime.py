@@ -69,7 +69,7 @@ class Runtime(Client):
         self._recovery = Recovery(engine, self._verbs, self._presence, self._is_abandoned)
         engine.driving.abandoned = self._recovery.abandoned
         if engine.wakes is not None:
-            self._timers = TimerService(engine, engine.wakes)
+            self._timers = TimerService(engine, engine.wakes, on_emptied=self._recovery.everything)
             self._timers.start()
         if self._presence is not None:
             await self._presence.start()

@@ -16,12 +16,15 @@ from loom.errors import LoomError, StoreError
 from loom.runtime.alarms import POLL_MS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from loom.runtime.engine import Engine
     from loom.stores.contracts import WakeRow, WakeStore
 
 BATCH: Final = 256
 AT_ONCE: Final = 64
 CLAIM_MS: Final = 5_000
+EPOCH_EVERY_S: Final = 1.0
 MAX_HINTS: Final = 4_096
 SHORTEST_PAUSE_MS: Final = 1
 
@@ -29,9 +32,12 @@ SHORTEST_PAUSE_MS: Final = 1
 class TimerService:
     """Fires this node's timers."""
 
-    def __init__(self, engine: Engine, wakes: WakeStore) -> None:
+    def __init__(self, engine: Engine, wakes: WakeStore, *, on_emptied: Callable[[], None]) -> None:
         self._engine = engine
         self._wakes = wakes
+        self._on_emptied = on_emptied
+        self._epoch: str | None = None
+        self._epoch_due = 0.0
         self._hints: list[int] = []
         self._moved = asyncio.Event()
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -90,6 +96,7 @@ class TimerService:
         shards = engine.owning.owned() if engine.owning is not None else frozenset()
         if not shards or not engine.live():
             return False
+        await self._look_at_epoch()
         rows = await self._wakes.due(engine.now(), BATCH, shards=shards, refused=False)
         fresh = [row for row in rows if (row.execution_id, row.wake_at) not in self._firing]
         for row in fresh:
@@ -97,6 +104,17 @@ class TimerService:
             self._firing.add((row.execution_id, row.wake_at))
             engine.spawn(self._fire(row), row.execution_id)
         return len(rows) == BATCH and bool(fresh)
+
+    async def _look_at_epoch(self) -> None:
+        """A store that was emptied has lost rows that nobody else will write again."""
+        now = self._engine.loop.time()
+        if now < self._epoch_due:
+            return
+        self._epoch_due = now + EPOCH_EVERY_S
+        epoch = await self._wakes.epoch()
+        if self._epoch is not None and epoch != self._epoch:
+            self._on_emptied()
+        self._epoch = epoch
 
     async def _fire(self, row: WakeRow) -> None:
         engine = self._engine

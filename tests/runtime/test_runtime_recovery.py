@@ -339,3 +339,19 @@ async def test_a_run_goes_on_when_its_shard_moves_away(fleet):
         await one.send(handle.execution_id, "go", 1)
         assert await handle.result(10) == 1
         assert Kind.EXECUTION_RECOVERED not in kinds(await two.history(handle.execution_id))
+
+
+async def test_lost_rows_are_rebuilt_where_there_are_no_leases(fleet):
+    @flow("sleeps")
+    async def sleeps(ctx):
+        await ctx.sleep(1.5)
+        return "awake"
+
+    runtime = fleet.runtime("node", [sleeps], settings={"max_resident": 0, "leases": {"enabled": False}})
+    runtime._given["leases"] = None
+    async with runtime:
+        handle = await runtime.start(sleeps)
+        await until(lambda: not runtime._engine.runs and fleet.wakes.slots)
+        await until(lambda: runtime._timers._epoch is not None)
+        fleet.wakes.flush()
+        assert await handle.result(10) == "awake"
