@@ -6,7 +6,6 @@ stream's head stays whole by listening. Elsewhere a feed is whole only until it 
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from loom.errors import LoomError
@@ -42,7 +41,7 @@ class Feeds:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._feeds: dict[str, _Feed] = {}
-        self.unread: dict[str, deque[InboxMessage]] = {}
+        self.unread: dict[str, list[InboxMessage]] = {}
         self._reading = False
 
     @property
@@ -83,8 +82,10 @@ class Feeds:
     def disposed(self, message: InboxMessage) -> int | None:
         """A message was disposed of; return where its stream may be trimmed, where that is worth the while."""
         unread = self.unread[message.topic]
-        while unread and unread[0].sequence <= message.sequence:
-            unread.popleft()
+        passed = 0
+        while passed < len(unread) and unread[passed].sequence <= message.sequence:
+            passed += 1
+        del unread[:passed]
         feed = self._feeds[message.topic]
         feed.disposed += 1
         if feed.disposed >= self._run.engine.config.inbox_trim_every:
@@ -119,7 +120,7 @@ class Feeds:
         owned = run.engine.owns(run.chain_id)
         head = run.engine.inbox_heads(run.chain_id).get(stream_id, -1) if owned else _UNKNOWN
         feed = self._feeds[topic] = _Feed(stream_id, run.state.cursors.get(topic, -1) + 1, head)
-        self.unread[topic] = deque()
+        self.unread[topic] = []
         return feed
 
     async def _read(self, run: Run, topics: list[str]) -> None:

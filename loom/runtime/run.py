@@ -53,6 +53,28 @@ class Run:
     ``active`` says whether the flow may still go on here.
     """
 
+    __slots__ = (
+        "_barrier",
+        "_entering",
+        "_pumping",
+        "_ready",
+        "_state",
+        "_unfolded",
+        "active",
+        "chain_id",
+        "engine",
+        "id",
+        "info",
+        "journal",
+        "loop",
+        "machine",
+        "pending",
+        "phase",
+        "steps",
+        "successor",
+        "waiting",
+    )
+
     def __init__(
         self,
         engine: Engine,
