@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -66,9 +67,9 @@ async def run_worker(
     from loom.processors.service import Processors
 
     loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
+    ended: asyncio.Future[None] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+        loop.add_signal_handler(number, _settle, ended, None)
     async with AsyncExitStack() as stack:
         kind = Runtime if "drive" in roles else Client
         runtime = kind(
@@ -77,14 +78,24 @@ async def run_worker(
             on_storage_error=_report("storage"),
             on_error=_report("execution"),
             on_warn=_warn,
+            on_fatal=partial(_settle, ended),
         )
         await stack.enter_async_context(runtime)
         forwarder: Any = runtime.stores.events
         await stack.enter_async_context(Processors(config, runtime, forwarder, roles))
         names = ", ".join(sorted(definition.name for definition in definitions))
         typer.echo(f"loom: node {config.node_id} runs {names} ({', '.join(sorted(roles))})", err=True)
-        await ended.wait()
+        await ended  # raises what makes this node useless: a supervisor starts it again
         typer.echo(f"loom: node {config.node_id} stops", err=True)
+
+
+def _settle(ended: asyncio.Future[None], error: Exception | None) -> None:
+    if ended.done():
+        return
+    if error is None:
+        ended.set_result(None)
+    else:
+        ended.set_exception(error)
 
 
 def _report(kind: str) -> Any:

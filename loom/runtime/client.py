@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from loom.config import Config
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from loom.stores.contracts import Clock, EventStore, LeaseStore, SnapshotStore, WakeStore
 
 R = TypeVar("R")
+
+FatalCallback = Callable[[Exception], None]
+"""Hears once, on the runtime's loop, why this node can own nothing any more; it then goes on as a client."""
 
 
 def wall_clock() -> int:
@@ -69,6 +73,7 @@ class Client:
         on_error: ErrorCallback | None = None,
         on_execution_denied: DeniedCallback | None = None,
         on_warn: WarnCallback | None = None,
+        on_fatal: FatalCallback | None = None,
     ) -> None:
         self.config = config if config is not None else Config()
         self.flows = FlowRegistry(flows)
@@ -76,6 +81,7 @@ class Client:
         self._keys = keys
         self._clock = clock
         self._ids = ids
+        self._on_fatal = on_fatal
         self._signals = Signals(on_storage_error=on_storage_error, on_error=on_error, on_warn=on_warn)
         self._gate = Gatekeeper(authorizer, self.config.access.operators, on_execution_denied)
         allowed = self.config.sealing.allow_plaintext_checkpoints
@@ -104,7 +110,12 @@ class Client:
             TopicsError: the topics are missing or of another shape.
         """
         self._stores = await build_stores(
-            self.config, self._given, clock=self._clock, drives=self._drives, keys=self._keys
+            self.config,
+            self._given,
+            clock=self._clock,
+            drives=self._drives,
+            on_fatal=self._on_fatal,
+            keys=self._keys,
         )
         extra = {} if self._ids is None else {"ids": self._ids}
         self._engine = Engine(

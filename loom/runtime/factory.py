@@ -38,7 +38,14 @@ Given = dict[str, Any]
 
 
 async def build_stores(
-    config: Config, given: Given, *, clock: Clock, drives: bool, node: str | None = None, keys: Any = None
+    config: Config,
+    given: Given,
+    *,
+    clock: Clock,
+    drives: bool,
+    node: str | None = None,
+    keys: Any = None,
+    on_fatal: Callable[[Exception], None] | None = None,
 ) -> Stores:
     """Take what the caller gave, build the rest from ``config.storage``, and seal it where there are keys.
 
@@ -46,7 +53,8 @@ async def build_stores(
         PlaintextCheckpointError: snapshots that were given would rest in plaintext beside a sealed log.
         ConfigError: a setting that the storage, or sealing, needs is missing. UnreachableError: a server does not answer.
     """
-    made = await _made(config, given, clock=clock, drives=drives, node=node)
+    offered = {"clock": clock, "drives": drives, "node": node, "on_fatal": on_fatal}
+    made = await _made(config, given, offered)
     try:
         sealed = seal_stores(
             config, made.events, made.snapshots, keys, snapshots_given=given.get("snapshots") is not None
@@ -59,7 +67,7 @@ async def build_stores(
     return replace(made, events=sealed.events, snapshots=sealed.snapshots, owned=made.owned + opened)
 
 
-async def _made(config: Config, given: Given, *, clock: Clock, drives: bool, node: str | None) -> Stores:
+async def _made(config: Config, given: Given, offered: dict[str, Any]) -> Stores:
     """What the caller gave, and the rest from ``config.storage``.
 
     A Kafka event store is never paired with leases in memory (clauses.md, point 14): with an event store of the
@@ -74,7 +82,6 @@ async def _made(config: Config, given: Given, *, clock: Clock, drives: bool, nod
     opener: Callable[..., Any] | None = getattr(module, "open_stores", None)
     if opener is None:
         raise ConfigError("storage", f"{config.storage!r} cannot be opened by this build", "use 'memory'")
-    offered = {"clock": clock, "drives": drives, "node": node}
     accepted = inspect.signature(opener).parameters
     built = opener(config, **{name: value for name, value in offered.items() if name in accepted})
     stores: Any = await built if inspect.isawaitable(built) else built
