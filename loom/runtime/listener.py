@@ -6,8 +6,10 @@ up, a cancel stops its run. What a listener misses, the walk of a gained shard f
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
+from loom.errors import StoreError
 from loom.ids import INBOX_PREFIX, RESERVED_PREFIX, inbox_topic, routing_id
 from loom.runtime.facts import CANCEL_TOPIC
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
@@ -17,7 +19,11 @@ if TYPE_CHECKING:
 
     from loom.runtime.engine import Engine
     from loom.runtime.verbs import Verbs
+    from loom.schemas.envelope import Json
     from loom.stores.contracts import Committed
+
+FIRST_PAUSE_S: Final = 0.25
+LONGEST_PAUSE_S: Final = 30.0
 
 _BY_VERBS: Final = frozenset({Kind.EXECUTION_STARTED, Kind.EXECUTION_RESUMED, Kind.EXECUTION_RECOVERED})
 
@@ -68,13 +74,26 @@ class Listener:
         topic = inbox_topic(committed.stream_id)
         if topic == CANCEL_TOPIC:
             reason = committed.envelopes[-1].data.get("payload")
-            self._engine.spawn(self._verbs.cancel_by_request(chain_id, reason), chain_id)
+            self._engine.spawn(self._cancel(chain_id, reason), chain_id)
             return
         run = self._engine.chains.get(chain_id)
         if run is None:
             self._engine.spawn(self._notify_chain(chain_id), chain_id)
         elif topic is not None and run.waiting.feeds.arrived(topic, committed.envelopes):
             run.look()
+
+    async def _cancel(self, chain_id: str, reason: Json) -> None:
+        """Do what the request asks for, however long a store is away; a takeover finds what is left undone."""
+        pause_s = FIRST_PAUSE_S
+        while self._engine.owns(chain_id):
+            try:
+                await self._verbs.cancel_by_request(chain_id, reason)
+            except StoreError as error:
+                self._engine.signals.repeated_storage_error(error, chain_id)
+            else:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _notify_chain(self, chain_id: str) -> None:
         self._engine.driving.wake(await self._engine.driving.head_of(chain_id))

@@ -205,3 +205,30 @@ async def test_a_topic_that_refuses_the_record_is_a_failed_step(fleet):
     settings = {"publish_topics": ["out"]}
     async with fleet.runtime("node", [publisher], events=events, settings=settings) as runtime:
         assert await (await runtime.start(publisher)).result(5) == "PublishRefusedError"
+
+
+async def test_a_cancel_that_a_store_delays_reaches_the_child_all_the_same(fleet):
+    from runtime_support import FaultyStore, has
+
+    from loom.errors import StorageWriteError
+
+    @flow("parent")
+    async def parent(ctx):
+        return await (await ctx.start_child(waiting_child, 1, execution_id="kid"))
+
+    failures = []
+
+    def refuse(appends):
+        if has(appends, Kind.EXECUTION_CANCELLED) and appends[0].stream_id == "kid" and len(failures) < 6:
+            failures.append(1)
+            raise StorageWriteError("kid", "away")
+
+    events = FaultyStore(fleet.store())
+    events.before = refuse
+    settings = {"storage_patience_ms": 20}
+    async with fleet.runtime("node", [parent, waiting_child], events=events, settings=settings) as runtime:
+        handle = await runtime.start(parent)
+        await until(lambda: len(runtime._engine.parked_runs) == 2)
+        await runtime.cancel(handle.execution_id)
+        await until(lambda: fleet.log.index.row("kid").finished)
+        assert failures
