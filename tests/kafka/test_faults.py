@@ -119,6 +119,20 @@ async def test_any_one_request_or_reply_hurt_costs_time_only(hurt, proxy, act, a
     assert log(hurt) == {"s": ["e:0", "e:1", "e:2", "e:3"]}
 
 
+@pytest.mark.parametrize("side", list(Side))
+@pytest.mark.parametrize("api", [Api.LIST_OFFSETS, Api.FETCH, Api.METADATA, Api.INIT_PRODUCER_ID])
+@pytest.mark.parametrize("act", ["cut", "drop"])
+async def test_a_takeover_whose_questions_get_no_answer_still_reads_everything(hurt, proxy, act, api, side):
+    first = hurt.make("n1", bootstrap=hurt.direct).serving()
+    for number in range(3):
+        await first.write(append("s", number))
+    first.stop(10_000)
+    getattr(proxy, act)(api, side=side, times=2)
+
+    second = hurt.make("n2").serving(40)
+    assert second.ids("s") == ["e:0", "e:1", "e:2"]
+
+
 # -- takeover in the middle of a transaction ---------------------------------------------------------------------
 
 

@@ -182,12 +182,20 @@ async def test_a_refused_request_is_recorded_before_its_refusal_leaves(writers):
     await first.write(append("s", 0))
     _, error = await first.remote(append("s", 0, name="other"), 3)
     assert isinstance(error, WrongHeadError)
+    first.stop(10_000)
+    second = writers.make("n2").serving()
+    assert second.applied("appends") == 3
+
+
+async def test_what_cannot_be_used_is_recorded_as_done_with(writers):
+    first = writers.make("n1").serving()
     first.skip_remote(source="appends", offset=4)
+    first.skip_remote(source="commands", offset=9)
     await first.proof()
     first.stop(10_000)
 
     second = writers.make("n2").serving()
-    assert second.applied("appends") == 4
+    assert (second.applied("appends"), second.applied("commands")) == (4, 9)
 
 
 # -- marks -------------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from loom.errors import BrokerError, StoreError, TopicsError, UnreachableError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+LOST_ANSWER_MS: Final = 10_000
+"""How long a client that only reads waits for an answer before it asks again; librdkafka's own minute is a takeover's."""
 LOG_KEPT: Final = 64
 """How many lines of one client are kept for a report."""
 
@@ -183,10 +185,30 @@ RECORD_OVERHEAD: Final = 4_096
 """Room for key, headers and framing of a record of the largest permitted value."""
 
 
-def reader_config(
-    bootstrap: str, kafka: Mapping[str, Any], *, client_id: str, committed: bool = True
+def admin_config(
+    bootstrap: str, kafka: Mapping[str, Any], *, client_id: str, timeout_ms: int
 ) -> dict[str, Any]:
-    """Settings of a consumer that reads assigned partitions to an end, in no group."""
+    """Settings of a client that only asks; ``timeout_ms`` bounds the wait for one lost answer."""
+    return {
+        "reconnect.backoff.ms": FIRST_RECONNECT_MS,
+        "log_level": 2,
+        **kafka,
+        "bootstrap.servers": bootstrap,
+        "client.id": client_id,
+        "socket.timeout.ms": timeout_ms,
+        "socket.nagle.disable": True,
+    }
+
+
+def reader_config(
+    bootstrap: str,
+    kafka: Mapping[str, Any],
+    *,
+    client_id: str,
+    timeout_ms: int = LOST_ANSWER_MS,
+    committed: bool = True,
+) -> dict[str, Any]:
+    """Settings of a consumer that reads assigned partitions to an end, in no group; ``timeout_ms`` as in ``admin_config``."""
     return {
         "reconnect.backoff.ms": FIRST_RECONNECT_MS,
         "fetch.wait.max.ms": 20,
@@ -197,6 +219,7 @@ def reader_config(
         "bootstrap.servers": bootstrap,
         "client.id": client_id,
         "group.id": f"{client_id}-unused",
+        "socket.timeout.ms": timeout_ms,
         "isolation.level": "read_committed" if committed else "read_uncommitted",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,

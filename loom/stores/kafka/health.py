@@ -60,6 +60,8 @@ class StableWatch:
             stable, end = ({t: int(f.result().offset) for t, f in found.items()} for found in answers)
         except KafkaException:
             return  # the brokers do not answer; whoever needs them says so
+        if min(stable.values()) < 0 or min(end.values()) < 0:
+            return  # nor here, though the client does not say so
         stuck = []
         for topic, offset in stable.items():
             before, since = self._since.get(topic, (-1, now))

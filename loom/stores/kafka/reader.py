@@ -15,7 +15,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import OffsetSpec
 
-from loom.stores.kafka.client import LOOKS, reader_config, store_error
+from loom.errors import UnreachableError
+from loom.stores.kafka.client import LOOKS, LOST_ANSWER_MS, reader_config, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,14 +41,6 @@ _LASTING: Final = frozenset(
     }
 )
 """Errors of a partition that do not go away by themselves."""
-_MOVED: Final = frozenset(
-    {
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-    }
-)
-"""What the client knows of a partition's leader is of yesterday, say from before a restart of the broker."""
 
 
 class Ends:
@@ -86,36 +79,38 @@ class Ends:
         return {place.topic: future for place, future in asked.items()}
 
     def _answer(self, topics: Sequence[str], level: IsolationLevel) -> dict[str, int]:
-        try:
+        for last in (False, True):
             try:
-                return self._offsets(self.ask(topics, level))
-            except KafkaException as error:
-                if error.args[0].code() not in _MOVED:
-                    raise
-                # The client learns of a new leader, or of its new epoch, only when it is told to look.
-                for topic in topics:
-                    self._admin.list_topics(topic, timeout=_REQUEST_S)
-                return self._offsets(self.ask(topics, level))
-        except (KafkaException, TimeoutError) as error:
-            self._look_again()
-            raise store_error(error, "read the ends of the log", self._bootstrap) from None
-
-    def _look_again(self) -> None:
-        """Ask for the brokers anew: of itself this client keeps asking an old leader, or in an old leader's name."""
-        with contextlib.suppress(KafkaException):
-            self._admin.list_topics(timeout=_REQUEST_S)
-
-    def _offsets(self, asked: Mapping[str, Future[Any]]) -> dict[str, int]:
-        return {topic: int(future.result(_REQUEST_S + 1).offset) for topic, future in asked.items()}
+                found = {t: int(f.result(_REQUEST_S + 1).offset) for t, f in self.ask(topics, level).items()}
+            except (KafkaException, TimeoutError) as error:
+                problem = store_error(error, "read the ends of the log", self._bootstrap)
+            else:
+                if min(found.values()) >= 0:
+                    return found
+                # what the client gives where it got no answer; as an end it would pass for a log that is read already
+                problem = UnreachableError("Kafka", self._bootstrap, "bootstrap", "the ends were not told")
+            if not last:
+                # it learns of a new leader, or of its new epoch, only when it is told to look
+                with contextlib.suppress(KafkaException):
+                    self._admin.list_topics(timeout=_REQUEST_S)
+        raise problem
 
 
 class LogReader:
     """A consumer of one partition of some topics, committed records only; it belongs to no group."""
 
-    def __init__(self, bootstrap: str, kafka: Mapping[str, Any], partition: int, client_id: str) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        kafka: Mapping[str, Any],
+        partition: int,
+        client_id: str,
+        *,
+        timeout_ms: int = LOST_ANSWER_MS,
+    ) -> None:
         self._partition, self._bootstrap = partition, bootstrap
         self._warm = False
-        self._consumer = Consumer(reader_config(bootstrap, kafka, client_id=client_id))
+        self._consumer = Consumer(reader_config(bootstrap, kafka, client_id=client_id, timeout_ms=timeout_ms))
 
     def assign(self, starts: Mapping[str, int]) -> None:
         """Read these topics, each from its offset, and no others."""

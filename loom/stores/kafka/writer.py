@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 from loom.errors import NotOwnerError, StorageWriteError, StoreError
 from loom.schemas.records import SchemaNote
 from loom.schemas.table import packaged
-from loom.stores.kafka.client import FIRST_RECONNECT_MS
+from loom.stores.kafka.client import admin_config
 from loom.stores.kafka.committer import Committer
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.debts import Debts
@@ -113,12 +113,12 @@ class PartitionWriter:
         self._on_committed, self._on_state, self._clock = on_committed, on_state, clock
         catalogue = settings.catalogue
         admin = admin or AdminClient(
-            {
-                **settings.kafka,
-                "bootstrap.servers": settings.bootstrap,
-                "log_level": 2,
-                "reconnect.backoff.ms": FIRST_RECONNECT_MS,
-            }
+            admin_config(
+                settings.bootstrap,
+                settings.kafka,
+                client_id=f"{settings.node}-admin-{partition}",
+                timeout_ms=settings.transaction_timeout_ms,
+            )
         )
         ends = Ends(admin, partition, settings.bootstrap)
         self._takeover = Takeover(
@@ -128,7 +128,11 @@ class PartitionWriter:
             index=index,
             ends=ends,
             make_reader=lambda: LogReader(
-                settings.bootstrap, settings.kafka, partition, f"{settings.node}-takeover-{partition}"
+                settings.bootstrap,
+                settings.kafka,
+                partition,
+                f"{settings.node}-takeover-{partition}",
+                timeout_ms=settings.transaction_timeout_ms,
             ),
         )
         self._debts = Debts(settings.compaction_lag_ms)
