@@ -29,7 +29,9 @@ def test_they_stay_frozen():
         NewEvent("a", "KIND", {}).id = "b"
 
 
-@pytest.mark.parametrize("call", [lambda: NewEvent(), lambda: NewEvent("a", "b", {}, {}, 1), lambda: NewEvent("a", x=1)])
+@pytest.mark.parametrize(
+    "call", [NewEvent, lambda: NewEvent("a", "b", {}, {}, 1), lambda: NewEvent("a", x=1)]
+)
 def test_wrong_arguments_are_refused(call):
     with pytest.raises(TypeError):
         call()
