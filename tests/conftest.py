@@ -15,6 +15,7 @@ from contextlib import ExitStack
 import pytest
 import redis as redis_client
 from confluent_kafka.admin import AdminClient
+from hypothesis import HealthCheck, settings
 
 from loom.errors import ServiceMissingError
 from loom.testing import services
@@ -33,6 +34,11 @@ def pytest_addoption(parser):
     parser.addoption(
         "--kafka", default=services.KAFKA_VERSION, help="version of Apache Kafka for the session's broker"
     )
+
+
+# A busy machine makes inputs slowly; that says nothing about the code.
+settings.register_profile("loom", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("loom")
 
 
 def pytest_configure(config):
