@@ -65,6 +65,7 @@ async def run_worker(
     """Run a node until a signal asks it to stop; it then finishes what is in flight."""
     from loom import Client, Runtime
     from loom.processors.service import Processors
+    from loom.runtime.collector import calm_collector
 
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
@@ -83,6 +84,7 @@ async def run_worker(
         await stack.enter_async_context(runtime)
         forwarder: Any = runtime.stores.events
         await stack.enter_async_context(Processors(config, runtime, forwarder, roles))
+        calm_collector()
         names = ", ".join(sorted(definition.name for definition in definitions))
         typer.echo(f"loom: node {config.node_id} runs {names} ({', '.join(sorted(roles))})", err=True)
         await ended  # raises what makes this node useless: a supervisor starts it again

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from loom.config import Config
 from loom.kernel import Context, flow
 from loom.runtime import Runtime
+from loom.runtime.collector import calm_collector
 from loom.topics import provisioning
 from loom.topics.catalogue import Catalogue
 from loom.topics.cluster import Cluster
@@ -70,6 +71,7 @@ async def fleet(
             await asyncio.to_thread(make_topics, config)
         async with Runtime(config, flows=FLOWS) as runtime:
             await owning(runtime, partitions)
+            calm_collector()  # as ``loom worker`` does
             yield runtime
 
 
