@@ -205,7 +205,9 @@ async def test_the_same_node_comes_back_at_once_after_kill_9(bench):
         async with owner_process(bench, "same") as again:
             began = time.monotonic()
             await until(lambda: again.owned == 4)
-            assert time.monotonic() - began < LONG_SESSION_MS / 1000  # the session of the first was not waited for
+            assert (
+                time.monotonic() - began < LONG_SESSION_MS / 1000
+            )  # the session of the first was not waited for
             await load.grows(100)
             load.stopping = True
             await until(lambda: len(load.heads) == 8)
