@@ -1,6 +1,5 @@
 """A fleet of worker processes on the session's broker and a Redis of its own, which may be killed."""
 
-import asyncio
 import json
 import os
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loom import Client, Config, LoomError
+from loom import Client, Config
 from loom.cli.main import main
 from loom.testing.services import OwnedProcess
 
@@ -77,15 +76,3 @@ def fleet(kafka_bootstrap, topic_prefix, private_redis, tmp_path):
     yield made
     for worker in made.workers.values():
         worker.stop()
-
-
-async def stubborn(call, patience_s=120.0):
-    """What a caller does about an error that says that trying again is safe."""
-    async with asyncio.timeout(patience_s):
-        while True:
-            try:
-                return await call()
-            except LoomError as error:
-                if not error.retryable:
-                    raise
-                await asyncio.sleep(0.05)

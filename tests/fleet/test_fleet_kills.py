@@ -5,7 +5,7 @@ import random
 from collections import Counter
 
 import pytest
-from conftest import stubborn
+from fleet_support import stubborn
 
 from loom.schemas.envelope import Kind
 

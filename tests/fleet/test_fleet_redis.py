@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import redis as redis_client
-from conftest import stubborn
+from fleet_support import stubborn
 
 from loom.schemas.envelope import Kind
 
