@@ -60,7 +60,7 @@ class Told:
     def idle(self):
         pass
 
-    def wait(self, condition, timeout_s=30):
+    def wait(self, condition, timeout_s=90):
         with self.changed:
             assert self.changed.wait_for(lambda: condition(self), timeout_s), (self.name, self.log)
 
@@ -131,7 +131,7 @@ def test_a_blocked_loop_loses_its_partitions_and_gets_some_back(join):
     two = join("two")
     two.wait(lambda _: len(two.held) == 2)
     one.still.set()
-    two.wait(lambda t: len(t.held) == 4, 25)
+    two.wait(lambda t: len(t.held) == 4, 90)
     one.wait(lambda t: not t.held)
     assert not one.member.confirm(next(iter(two.held)))
     one.resume_ticks()
