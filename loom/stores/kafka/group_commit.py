@@ -123,7 +123,7 @@ class GroupCommit:
     def _form(self) -> Transaction:
         """The next transaction: what was formed beside the last commit, and what has come since."""
         transaction, self._formed = self._formed or self._new(self._index), None
-        if self.waiting.alone and (self._turn_alone or not (self.waiting.line or transaction.members)):
+        if self.waiting.alone and not transaction.members and (self._turn_alone or not self.waiting.line):
             self._turn_alone = False
             self._judge(transaction, self.waiting.alone.popleft(), self._clock())
             return transaction

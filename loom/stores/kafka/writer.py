@@ -156,6 +156,8 @@ class PartitionWriter:
             committer=self._committer,
         )
         self._state = WriterState.STARTING
+        self._ended = TenureEnd.POISONED
+        """How the last tenure that served ended."""
         self._asked_to_stop: StopReason | None = None
         self._wake = threading.Event()
         self._tenures = Tenures(
@@ -294,9 +296,8 @@ class PartitionWriter:
             self._keeper.start()
             self._committer.start()
             self._change(WriterState.TAKING_OVER)
-            end = TenureEnd.POISONED
-            while self._take(end):
-                end = self._group.serve(
+            while self._take(self._ended):
+                self._ended = self._group.serve(
                     self._tenures.lanes, lambda: self._asked_to_stop is not None, self._idle
                 )
         except Exception as error:  # noqa: BLE001 - whatever it is: the writer stops, and says why
@@ -327,7 +328,7 @@ class PartitionWriter:
                 "partition %d: what became of its last transaction is not known: %s", self.partition, error
             )
         else:
-            self._group.waiting.settle(fenced=self._tenures.after is TenureEnd.FENCED)
+            self._group.waiting.settle(fenced=self._ended is TenureEnd.FENCED)
 
     def _take(self, after: TenureEnd) -> bool:
         """Begin a tenure after the last one ended so; False to stop (``stop_reason`` says why)."""
