@@ -24,6 +24,7 @@ from loom.testing.proxy import Api, Side
 
 pytestmark = pytest.mark.timeout(120)
 WRITER = "*-log-0.*"
+HASTY = {"transaction_timeout_ms": 1_500, "commit_deadline_ms": 800}
 PATIENT = {"transaction_timeout_ms": 15_000, "commit_deadline_ms": 12_000}
 
 
@@ -103,7 +104,7 @@ async def test_a_commit_whose_reply_is_lost_is_success_and_one_copy(hurt, proxy,
 @pytest.mark.parametrize("api", [Api.PRODUCE, Api.ADD_PARTITIONS_TO_TXN, Api.END_TXN, Api.INIT_PRODUCER_ID])
 @pytest.mark.parametrize("act", ["cut", "drop", "delay"])
 async def test_any_one_request_or_reply_hurt_costs_time_only(hurt, proxy, act, api, side):
-    writer = hurt.make("n1").serving()
+    writer = hurt.make("n1", **HASTY).serving()
     await writer.write(append("s", 0))
     rule = {
         "cut": lambda: proxy.cut(api, WRITER, side),
@@ -129,7 +130,7 @@ async def test_a_takeover_whose_questions_get_no_answer_still_reads_everything(h
     first.stop(10_000)
     getattr(proxy, act)(api, side=side, times=2)
 
-    second = hurt.make("n2").serving(40)
+    second = hurt.make("n2", **HASTY).serving(40)
     assert second.ids("s") == ["e:0", "e:1", "e:2"]
 
 
