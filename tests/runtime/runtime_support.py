@@ -72,3 +72,23 @@ def has(appends, kind):
 
 def is_step(appends):
     return has(appends, Kind.STEP_COMPLETED)
+
+
+def picture(fleet, runtimes=()):
+    """Where every open execution and every node of a fleet stands: what a failed run is told with."""
+    lines = []
+    for stream_id, row in fleet.log.index.rows().items():
+        if row.kind == "executions" and not row.finished:
+            events = fleet.log.index.events(stream_id, max(0, row.head - 5), 10)
+            shown = ", ".join(f"{e.sequence} {e.type}" for e in events)
+            lines.append(f"{stream_id}: fence {row.fence} of {row.fence_owner}; {shown}")
+    for runtime in runtimes:
+        engine = runtime._engine
+        runs = {
+            i: (r.phase.value, r.journal.behind, r.steps.busy, r._stirs()) for i, r in engine.runs.items()
+        }
+        lines.append(
+            f"{runtime.node}: live {engine.live()}, owns {sorted(engine.owning.owned())}, runs {runs}, "
+            f"unsettled {runtime._recovery._unsettled}, held back {engine.backoff.snapshot()}"
+        )
+    return "\n".join(lines)

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 
 import pytest
-from runtime_support import FaultyStore, Trouble, add, of_kind
+from runtime_support import FaultyStore, Trouble, add, of_kind, picture
 
 from loom import LoomError, RetryPolicy, child, flow, receive, timer
 from loom.errors import OutcomeUnknownError, StorageWriteError
@@ -47,7 +47,7 @@ async def order(ctx, given):
 class Chaos:
     def __init__(self, seed):
         self.rng = random.Random(seed)
-        self.fleet = MemoryFleet(ttl_ms=300)
+        self.fleet = MemoryFleet(ttl_ms=600)
         self.stores, self.nodes = [], []
         self.trouble = Trouble()
 
@@ -116,7 +116,11 @@ async def run(seed):
             await chaos.kill_one() if rng.random() < 0.6 else chaos.share()
         await asyncio.gather(*sending)
         for n, execution_id in enumerate(ids):
-            result = await client.handle(execution_id).result(30)
+            try:
+                result = await client.handle(execution_id).result(30)
+            except LoomError as error:
+                shown = picture(chaos.fleet, [runtime for runtime, _ in chaos.nodes])
+                raise AssertionError(f"seed {seed}: {error}\n{shown}\n{chaos.trouble.warnings}") from error
             # The child's end was taken by whichever execution of the chain waited for it, or is still in the inbox.
             assert result[:2] == [[n + 2, n + 3], list(range(10))], (seed, execution_id, result)
             await check(client, execution_id)

@@ -6,10 +6,11 @@ import asyncio
 from collections import Counter
 
 import pytest
-from runtime_support import FaultyStore, add, kinds, of_kind
+from runtime_support import FaultyStore, add, kinds, of_kind, picture
 
-from loom import RedriveExhaustedError, flow, receive, timer
+from loom import LoomError, RedriveExhaustedError, flow, receive, timer
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
+from loom.testing.clock import VirtualClock
 from loom.testing.runtime import MemoryFleet, crash, until
 
 
@@ -45,7 +46,7 @@ def check(history):
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("point", range(7))
 async def test_a_crash_at_any_append_loses_and_doubles_nothing(trouble, when, point):
-    fleet = MemoryFleet(ttl_ms=300)
+    fleet = MemoryFleet(ttl_ms=600)
     events = FaultyStore(fleet.store())
     dying = asyncio.Event()
     seen = 0
@@ -72,7 +73,10 @@ async def test_a_crash_at_any_append_loses_and_doubles_nothing(trouble, when, po
             if not fleet.log.index.row("x"):
                 await client.start("whole", 1, execution_id="x")
             await client.send("x", "go", 10, message_id="m")
-            assert await heir.handle("x").result(10) == EXPECTED
+            try:
+                assert await heir.handle("x").result(20) == EXPECTED
+            except LoomError as error:
+                raise AssertionError(f"{error}\n{picture(fleet, [heir])}\n{trouble.warnings}") from error
             check(await heir.history("x"))
     assert trouble.errors == []
 
@@ -172,10 +176,12 @@ async def test_an_emptied_lease_store_is_no_evidence_for_one_ttl(fleet):
         assert recovered.data["evidence"] == "presence absent"
 
 
-async def test_flushed_wake_rows_come_back_and_each_timer_fires_once(fleet):
+async def test_flushed_wake_rows_come_back_and_each_timer_fires_once():
+    fleet = MemoryFleet(clock=VirtualClock())
+
     @flow("sleeps")
     async def sleeps(ctx):
-        await ctx.sleep(0.3)
+        await ctx.sleep(hours=1)
         return "awake"
 
     async with fleet.runtime("node", [sleeps]) as runtime:
@@ -183,15 +189,18 @@ async def test_flushed_wake_rows_come_back_and_each_timer_fires_once(fleet):
         await until(lambda: len(runtime._engine.parked_runs) == 50)
         fleet.wakes.flush()
         assert await runtime.rebuild_wakes() == 50
+        fleet.clock.advance(3_600_000)
         assert {await handle.result(10) for handle in handles} == {"awake"}
         for handle in handles:
             assert kinds(await runtime.history(handle.execution_id)).count(Kind.EXECUTION_RESUMED) == 1
 
 
-async def test_rows_lost_with_the_leases_are_rebuilt_without_being_asked(fleet):
+async def test_rows_lost_with_the_leases_are_rebuilt_without_being_asked():
+    fleet = MemoryFleet(clock=VirtualClock(), ttl_ms=600)
+
     @flow("sleeps")
     async def sleeps(ctx):
-        await ctx.sleep(1)
+        await ctx.sleep(hours=1)
         return "awake"
 
     async with fleet.runtime("node", [sleeps], settings={"max_resident": 0}) as runtime:
@@ -199,6 +208,8 @@ async def test_rows_lost_with_the_leases_are_rebuilt_without_being_asked(fleet):
         await until(lambda: not runtime._engine.runs)
         fleet.wakes.flush()
         fleet.leases.flush()
+        await until(lambda: fleet.wakes.slots, "the row to come back")
+        fleet.clock.advance(3_600_000)
         assert await handle.result(10) == "awake"
 
 
@@ -341,10 +352,12 @@ async def test_a_run_goes_on_when_its_shard_moves_away(fleet):
         assert Kind.EXECUTION_RECOVERED not in kinds(await two.history(handle.execution_id))
 
 
-async def test_lost_rows_are_rebuilt_where_there_are_no_leases(fleet):
+async def test_lost_rows_are_rebuilt_where_there_are_no_leases():
+    fleet = MemoryFleet(clock=VirtualClock())
+
     @flow("sleeps")
     async def sleeps(ctx):
-        await ctx.sleep(1.5)
+        await ctx.sleep(hours=1)
         return "awake"
 
     runtime = fleet.runtime("node", [sleeps], settings={"max_resident": 0, "leases": {"enabled": False}})
@@ -354,4 +367,6 @@ async def test_lost_rows_are_rebuilt_where_there_are_no_leases(fleet):
         await until(lambda: not runtime._engine.runs and fleet.wakes.slots)
         await until(lambda: runtime._timers._epoch is not None)
         fleet.wakes.flush()
+        await until(lambda: fleet.wakes.slots, "the row to come back")
+        fleet.clock.advance(3_600_000)
         assert await handle.result(10) == "awake"
