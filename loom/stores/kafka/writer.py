@@ -121,20 +121,7 @@ class PartitionWriter:
             )
         )
         ends = Ends(admin, partition, settings.bootstrap)
-        self._takeover = Takeover(
-            partition=partition,
-            catalogue=catalogue,
-            codec=codec,
-            index=index,
-            ends=ends,
-            make_reader=lambda: LogReader(
-                settings.bootstrap,
-                settings.kafka,
-                partition,
-                f"{settings.node}-takeover-{partition}",
-                timeout_ms=settings.transaction_timeout_ms,
-            ),
-        )
+        self._takeover = self._make_takeover(ends, index)
         self._debts = Debts(settings.compaction_lag_ms)
         self._watch = StableWatch(ends, self._takeover.topics, settings.stuck_after_ms)
         self._committer = Committer(str(partition))
@@ -172,6 +159,23 @@ class PartitionWriter:
             clock=clock,
         )
         self._thread = threading.Thread(target=self._run, name=f"loom-writer-{partition}", daemon=True)
+
+    def _make_takeover(self, ends: Ends, index: StreamIndex) -> Takeover:
+        settings, partition = self.settings, self.partition
+        return Takeover(
+            partition=partition,
+            catalogue=settings.catalogue,
+            codec=self._codec,
+            index=index,
+            ends=ends,
+            make_reader=lambda: LogReader(
+                settings.bootstrap,
+                settings.kafka,
+                partition,
+                f"{settings.node}-takeover-{partition}",
+                timeout_ms=settings.transaction_timeout_ms,
+            ),
+        )
 
     # -- any thread ------------------------------------------------------------------------------------------
 
