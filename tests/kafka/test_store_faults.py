@@ -79,7 +79,7 @@ async def test_a_broker_that_is_away_for_a_while(private_kafka, topic_prefix, tm
         load = Load([owner, client], chains(bench, 8))
         async with load.going():
             await load.grows(100)
-            await asyncio.to_thread(private_kafka.terminate)
+            await asyncio.to_thread(private_kafka.kill)
             await asyncio.sleep(outage_s)
             await asyncio.to_thread(private_kafka.restart)
             await until(lambda: len(owner.owned()) == 2, 60)

@@ -29,6 +29,7 @@ from loom.stores.judge import Tick, WriteOp
 from loom.stores.kafka import wire
 from loom.stores.kafka.offsets import OffsetTracker
 from loom.stores.kafka.ownership import APPENDS
+from loom.stores.kafka.records import TICK_KEY
 from loom.topics.partitioner import partition_of
 
 if TYPE_CHECKING:
@@ -151,6 +152,9 @@ class PartitionIntake:
         offset = message.offset()
         assert offset is not None
         self.offsets.begin(offset)
+        if message.value() is None and message.key() == TICK_KEY.encode():
+            self._skip(offset)
+            return True
         try:
             request = self._all.codec.decode(message.value() or b"", AppendRequest, "request")
             write = wire.write_op(request.op, self._all.codec)

@@ -8,6 +8,7 @@ model-checked (``two_lane_model.py`` in the project's tools), and every way arou
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,9 +44,10 @@ class Lane:
     Not thread-safe: its writer's thread makes every call. ``produce`` is the client's own, for the hot path.
     """
 
-    def __init__(self, config: Mapping[str, Any], topic: str) -> None:
-        """Make the client; ``topic`` is any that it will write to."""
-        self.name, self._topic = str(config["transactional.id"]), topic
+    def __init__(self, config: Mapping[str, Any], topic: str, number: int = 0) -> None:
+        """Make the client; ``topic`` is any that it will write to, ``number`` its own among its writer's lanes."""
+        self.name, self._topic, self.number = str(config["transactional.id"]), topic, number
+        self._run, self._begun = secrets.token_hex(5), 0
         self.log = ClientLog(self.name)
         self._producer: Producer | None = Producer(dict(config), logger=self.log.logger)
         self.produce: Callable[..., None] = self._producer.produce
@@ -74,6 +76,11 @@ class Lane:
         except KafkaException as error:
             raise LaneFault("begin", classify(error), name_of(error)) from None
 
+    def next_id(self) -> str:
+        """Return a name for the next transaction that no other has."""
+        self._begun += 1
+        return f"{self._run}.{self._begun}"
+
     def commit(self, deadline: Deadline) -> None:
         """Commit. Returns only if the broker said that it is done.
 
@@ -81,6 +88,10 @@ class Lane:
             LaneFault: whatever its fault, the transaction may be committed: what was written is unknown.
         """
         self._repeat("commit", self._client.commit_transaction, deadline)
+
+    def flush(self, deadline: Deadline) -> None:
+        """Wait until the brokers have what was produced; what they have not by ``deadline`` shows at the commit."""
+        self._client.flush(deadline.left_s)
 
     def abort(self, deadline: Deadline) -> None:
         """Abort the open transaction.

@@ -97,7 +97,7 @@ class Ends:
 
 
 class LogReader:
-    """A consumer of one partition of some topics, committed records only; it belongs to no group."""
+    """A consumer of one partition of some topics, by default of committed records only; it belongs to no group."""
 
     def __init__(
         self,
@@ -107,10 +107,11 @@ class LogReader:
         client_id: str,
         *,
         timeout_ms: int = LOST_ANSWER_MS,
+        committed: bool = True,
     ) -> None:
         self._partition, self._bootstrap = partition, bootstrap
         self._warm = False
-        self._consumer = Consumer(reader_config(bootstrap, kafka, client_id=client_id, timeout_ms=timeout_ms))
+        self._consumer = Consumer(reader_config(bootstrap, kafka, client_id=client_id, timeout_ms=timeout_ms, committed=committed))
 
     def assign(self, starts: Mapping[str, int]) -> None:
         """Read these topics, each from its offset, and no others."""

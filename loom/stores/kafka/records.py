@@ -35,9 +35,29 @@ if TYPE_CHECKING:
 TICK_KEY: Final = "__loom_tick__"
 """Key of the record, without a value, by which a quiet partition rolls its segment so that deletions are carried out."""
 
+FIRST: Final = "transaction"
+"""Header of a transaction's first record at a place: ``id;lane;place,place``, a place being ``topic/partition``."""
+LAST: Final = "whole"
+"""Header of its last record there: its id."""
+OUTSIDE: Final = "*"
+"""Stands among the places for those outside loom, where nothing may be written but what a flow published."""
+
 ANY_PARTITION: Final = -1
 _EVENT_OVERHEAD: Final = 128
 """Names of an event's headers, its numbers, and the framing of a record."""
+
+
+class Place(NamedTuple):
+    """A topic's partition."""
+
+    topic: str
+    partition: int
+
+
+def first_header(transaction_id: str, lane: int, places: Iterable[Place], *, outside: bool) -> str:
+    """Return the value of ``FIRST``."""
+    names = [f"{place.topic}/{place.partition}" for place in places]
+    return f"{transaction_id};{lane};{','.join([*names, OUTSIDE] if outside else names)}"
 
 
 class Record(NamedTuple):

@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +41,10 @@ APPENDS: Final = "appends"
 COMMANDS: Final = "commands"
 
 Handler = Callable[[str, Any], None]
+
+
+class UnendedError(Exception):
+    """A reading gets no further, although every transaction id of its writer is free; never raised at a caller."""
 
 
 class _Collections:
@@ -154,10 +160,18 @@ class Takeover:
             self.positions[topic] = offset + 1
             self._written.add(topic)
 
-    def read(self, deadline: Deadline, wait: Callable[[], None]) -> None:
-        """Read every topic to the end captured now. ``wait`` is called again and again; it may raise to stop.
+    def read(
+        self,
+        deadline: Deadline,
+        wait: Callable[[], None],
+        *,
+        ends: Mapping[str, int] | None = None,
+        patience_s: float = math.inf,
+    ) -> None:
+        """Read every topic to ``ends``, by default those captured now. ``wait`` is called again and again; it may raise.
 
         Raises:
+            UnendedError: for ``patience_s`` it got no further, below an end.
             IncompleteReadError: an open transaction of another hid the end until ``deadline``.
             LogMismatchError: the log was made with another number of partitions.
             TopicsError: a topic is missing (also for a moment, while its broker starts).
@@ -168,10 +182,10 @@ class Takeover:
         # a reading that failed on its way goes on with what it has seen; only a finished one begins anew
         continuity = self._continuity or Continuity(self._row, whole=not self.positions)
         self._continuity = continuity
-        ends = self._ends.written(self.topics)
+        ends = ends or self._ends.written(self.topics)
         with self._make_reader() as reader, no_collection():
             for handlers in (self._marks, self._logs):
-                self._read_to({t: ends[t] for t in handlers}, handlers, reader, deadline, wait)
+                self._read_to({t: ends[t] for t in handlers}, handlers, reader, deadline, wait, patience_s)
             whole = continuity.end()
             if not whole:
                 # judged again: a stream may have been trimmed between the reading of its mark and of its events
@@ -190,6 +204,7 @@ class Takeover:
         reader: LogReader,
         deadline: Deadline,
         wait: Callable[[], None],
+        patience_s: float = math.inf,
     ) -> None:
         behind = {
             topic: end
@@ -199,12 +214,17 @@ class Takeover:
         if not behind:
             return
         reader.assign({topic: self.positions[topic] for topic in behind})
+        moved = time.monotonic()
         while behind:
             wait()
             if deadline.passed:
                 topic, end = next(iter(behind.items()))
                 raise IncompleteReadError(topic, self._partition, self.positions[topic], end)
+            if time.monotonic() - moved > patience_s:
+                raise UnendedError
             for topic, position in self._take(reader, handlers).items():
+                if position > self.positions[topic]:
+                    moved = time.monotonic()
                 self.positions[topic] = position
                 self._written.discard(topic)
                 if topic in behind and position >= behind[topic]:

@@ -16,7 +16,8 @@ from loom.errors import BrokerError, StoreError
 from loom.stores.kafka.client import Fault, producer_config
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.lanes import Lane, LaneFault, Lanes
-from loom.stores.kafka.takeover import LogMismatchError
+from loom.stores.kafka.takeover import LogMismatchError, UnendedError
+from loom.stores.kafka.unended import PATIENCE_S, Unended
 from loom.stores.kafka.writer_types import StopReason
 
 if TYPE_CHECKING:
@@ -124,8 +125,10 @@ class Tenures:
         step_back: Callable[[], None],
         pause: Callable[[float], object],
         clock: Clock,
+        make_unended: Callable[[Callable[[int], Lane]], Unended],
     ) -> None:
         self._partition, self._settings, self._takeover, self._ends = partition, settings, takeover, ends
+        self._unended = make_unended(self._make_lane)
         self._confirm, self._look_up, self._step_back, self._pause = confirm, look_up, step_back, pause
         self._clock = clock
         self._rivalry = Rivalry(settings.max_retakes, settings.settled_ms / 1000)
@@ -189,13 +192,21 @@ class Tenures:
 
     def _begin(self, deadline: Deadline) -> None:
         self._look_up()
-        self.lanes.close()
-        self.lanes = Lanes(self._make_lane, self._settings.lanes)
-        self.lanes.open(deadline, self._look_up)
+        self._open_lanes(deadline)
         if not self._takeover.positions:
             self.identity = self._ends.identity(self._takeover.topics, self._settings.partitions)
             self._takeover.resume(self.identity, self._clock(), self._settings.checkpoint_max_age_ms)
-        self._takeover.read(deadline, self._look_up)
+        try:
+            self._takeover.read(deadline, self._look_up, patience_s=PATIENCE_S)
+        except UnendedError:
+            self._unended.end(deadline, self._look_up)
+            self._open_lanes(deadline)
+            self._takeover.read(deadline, self._look_up)
+
+    def _open_lanes(self, deadline: Deadline) -> None:
+        self.lanes.close()
+        self.lanes = Lanes(self._make_lane, self._settings.lanes)
+        self.lanes.open(deadline, self._look_up)
 
     def _make_lane(self, number: int) -> Lane:
         settings = self._settings
@@ -209,4 +220,5 @@ class Tenures:
                 max_record_bytes=settings.max_record_bytes,
             ),
             settings.catalogue.marks,
+            number,
         )

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException
 from loom.errors import LoomError, PayloadTooLargeError, StorageWriteError
 from loom.stores.judge import Staged
 from loom.stores.kafka.client import classify, name_of
-from loom.stores.kafka.records import ANY_PARTITION, TICK_KEY
+from loom.stores.kafka.records import ANY_PARTITION, FIRST, LAST, TICK_KEY, Place, first_header
 from loom.stores.ops import Accepted, Rejected
 
 if TYPE_CHECKING:
@@ -148,13 +148,27 @@ class Transaction:
         Raises:
             ProduceFault: one was not taken; the transaction has to be aborted as a whole.
         """
-        last = {r.topic: at for at, r in enumerate(self.records) if r.partition != ANY_PARTITION}
-        ends = set(last.values())
+        first: dict[Place, int] = {}
+        last: dict[Place, int] = {}
+        outside = False
+        for at, (topic, _, _, partition, _, _) in enumerate(self.records):
+            if partition == ANY_PARTITION:
+                outside = True
+            else:
+                place = Place(topic, partition)
+                first.setdefault(place, at)
+                last[place] = at
+        transaction_id = lane.next_id()
+        begins, ends = set(first.values()), set(last.values())
+        begun = (FIRST, first_header(transaction_id, lane.number, first, outside=outside))
         produce = lane.produce
         for at, record in enumerate(self.records):
             try:
                 topic, value, key, partition, headers, _ = record
+                if at in begins:
+                    headers = [*(headers or ()), begun]
                 if at in ends:
+                    headers = [*(headers or ()), (LAST, transaction_id)]
                     produce(topic, value, key, partition, self._written, headers=headers)
                 else:
                     produce(topic, value, key, partition, headers=headers)

@@ -34,6 +34,7 @@ from loom.stores.kafka.records import Records
 from loom.stores.kafka.takeover import Takeover
 from loom.stores.kafka.tenure import StopError, TenureEnd, Tenures
 from loom.stores.kafka.transaction import Limits
+from loom.stores.kafka.unended import Unended
 from loom.stores.kafka.writer_types import (
     CommittedOp,
     CommittedTransaction,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from loom.schemas.codec import Codec
     from loom.stores.contracts import Clock
     from loom.stores.index import StreamIndex
+    from loom.stores.kafka.lanes import Lane
     from loom.stores.kafka.transaction import Transaction
     from loom.stores.ops import WriteOp
 
@@ -157,24 +159,38 @@ class PartitionWriter:
             step_back=self._step_back,
             pause=self._wake.wait,
             clock=clock,
+            make_unended=lambda make_lane: self._make_unended(admin, make_lane),
         )
         self._thread = threading.Thread(target=self._run, name=f"loom-writer-{partition}", daemon=True)
 
     def _make_takeover(self, ends: Ends, index: StreamIndex) -> Takeover:
-        settings, partition = self.settings, self.partition
         return Takeover(
-            partition=partition,
-            catalogue=settings.catalogue,
+            partition=self.partition,
+            catalogue=self.settings.catalogue,
             codec=self._codec,
             index=index,
             ends=ends,
-            make_reader=lambda: LogReader(
-                settings.bootstrap,
-                settings.kafka,
-                partition,
-                f"{settings.node}-takeover-{partition}",
-                timeout_ms=settings.transaction_timeout_ms,
-            ),
+            make_reader=lambda: self._make_reader(self.partition),
+        )
+
+    def _make_unended(self, admin: AdminClient, make_lane: Callable[[int], Lane]) -> Unended:
+        return Unended(
+            partition=self.partition,
+            takeover=self._takeover,
+            row=self._index.row,
+            ends_of=lambda partition: Ends(admin, partition, self.settings.bootstrap),
+            make_reader=lambda partition: self._make_reader(partition, committed=False),
+            make_lane=make_lane,
+        )
+
+    def _make_reader(self, partition: int, *, committed: bool = True) -> LogReader:
+        return LogReader(
+            self.settings.bootstrap,
+            self.settings.kafka,
+            partition,
+            f"{self.settings.node}-takeover-{self.partition}",
+            timeout_ms=self.settings.transaction_timeout_ms,
+            committed=committed,
         )
 
     # -- any thread ------------------------------------------------------------------------------------------
