@@ -87,6 +87,7 @@ class Load:
         self.acknowledged = 0
         self.slowest_s = 0.0
         self.stopping = False
+        self.running = []
 
     async def run(self, stream_id, place):
         await self.append(place, started(stream_id, fence=None))
@@ -115,15 +116,19 @@ class Load:
 
     @asynccontextmanager
     async def going(self):
-        running = [asyncio.ensure_future(self.run(c, n)) for n, c in enumerate(self.chains)]
+        self.running = [asyncio.ensure_future(self.run(c, n)) for n, c in enumerate(self.chains)]
         try:
             yield self
-            self.stopping = True
-            await asyncio.wait_for(asyncio.gather(*running), 60)
+            await self.ends()
         finally:
-            for task in running:
+            for task in self.running:
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await asyncio.gather(*self.running, return_exceptions=True)
+
+    async def ends(self):
+        """Stop once everything asked for is acknowledged; somebody has to own the partitions until then."""
+        self.stopping = True
+        await asyncio.wait_for(asyncio.gather(*self.running), 60)
 
     async def grows(self, count):
         wanted = self.acknowledged + count
@@ -209,9 +214,8 @@ async def test_the_same_node_comes_back_at_once_after_kill_9(bench):
                 time.monotonic() - began < LONG_SESSION_MS / 1000
             )  # the session of the first was not waited for
             await load.grows(100)
-            load.stopping = True
             await until(lambda: len(load.heads) == 8)
-            await load.grows(0)
+            await load.ends()
             again.tell("close")
             await until(lambda: "closed" in again.said)
     await bench.owner("other")
