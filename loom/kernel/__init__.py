@@ -26,11 +26,12 @@ from loom.kernel.inbox import (
     Disposal,
     InboxMessage,
     Plan,
+    Skipped,
     carried_inbox,
     child_topic,
     dump_waits,
     find_gate,
-    is_stale,
+    held_message,
     load_waits,
     message_of,
     next_delivery,
@@ -39,7 +40,9 @@ from loom.kernel.inbox import (
 )
 from loom.kernel.info import DecisionSources, RunInfo
 from loom.kernel.machine import FlowMachine
+from loom.kernel.quarantine import QUARANTINE_FOLD_CAP
 from loom.kernel.retry import NO_RETRY, RetryPolicy
+from loom.kernel.stale import is_stale
 from loom.kernel.state import ExecutionState, fold, from_json, history, to_json
 from loom.kernel.values import dump_json, load_json
 
@@ -48,6 +51,7 @@ __all__ = [
     "DEDUPE_WINDOW",
     "MAX_ERROR_CHARS",
     "NO_RETRY",
+    "QUARANTINE_FOLD_CAP",
     "SEALED_WALK_BUDGET",
     "Abandon",
     "Arm",
@@ -73,6 +77,7 @@ __all__ = [
     "RunStep",
     "Selected",
     "SendMessage",
+    "Skipped",
     "StartChild",
     "Verdict",
     "Wait",
@@ -91,6 +96,7 @@ __all__ = [
     "fold",
     "from_json",
     "gate",
+    "held_message",
     "history",
     "inspect_payload",
     "is_stale",

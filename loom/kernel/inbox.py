@@ -11,13 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from loom.ids import dedupe_key
+from loom.errors import SealedPayloadUnreadableError
+from loom.ids import dedupe_key, inbox_stream
 from loom.kernel.commands import Arm, Wait
-from loom.kernel.guard import assert_deliverable
-from loom.schemas.envelope import Envelope, Json, Kind, NewEvent
+from loom.kernel.guard import Verdict, assert_deliverable, inspect_payload
+from loom.kernel.quarantine import HELD, carried_holds, first_entry, released_data, seed_holds
 
 if TYPE_CHECKING:
     from loom.kernel.state import ExecutionState
+    from loom.schemas.envelope import Envelope, Json
 
 DEDUPE_WINDOW: Final = 1_024
 """How many keys of consumed messages a chain remembers. A constant of the fold: a fold reads no setting."""
@@ -68,12 +70,30 @@ def message_of(envelope: Envelope) -> InboxMessage:
     )
 
 
+def held_message(chain_id: str, topic: str, inbox_seq: int, copy: Envelope) -> InboxMessage:
+    """Read the copy of a held message as what it is the copy of: it stands where the original stood."""
+    read = message_of(copy)
+    return InboxMessage(
+        inbox_stream(chain_id, topic),
+        inbox_seq,
+        topic,
+        read.message_id,
+        read.sender,
+        read.key,
+        read.payload,
+        read.timestamp,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Disposal:
     """A message that is passed over: ``reason`` is ``duplicate``, ``expired`` or ``discarded``."""
 
     message: InboxMessage
     reason: str
+
+    release: dict[str, Json] | None = None
+    """Data of the automatic INBOX_RELEASED that precedes it in one batch, where it is held."""
 
     def data(self) -> dict[str, Json]:
         """Data of its MESSAGE_CONSUMED; the payload is never copied."""
@@ -88,6 +108,8 @@ class Delivery:
     arm: int
     kind: str
     message: InboxMessage | None = None
+    release: dict[str, Json] | None = None
+    """Data of the automatic INBOX_RELEASED that precedes the delivery in one batch, where the message is held."""
 
     def consumed_data(self) -> dict[str, Json]:
         """Data of the MESSAGE_CONSUMED that answers the wait."""
@@ -101,11 +123,29 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
+class Skipped:
+    """A topic that is passed over, for what its queue starts with is held and not lifted here.
+
+    ``awaits`` is ``node`` (one that can open it) or ``operator`` (this node could, and may not by itself).
+    """
+
+    topic: str
+    message_id: str
+    inbox_seq: int
+    awaits: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What to journal next: the disposals, then the delivery, in one batch."""
+    """What to journal next: the disposals, then the delivery, in one batch; and what is held meanwhile."""
 
     disposals: tuple[Disposal, ...]
     delivery: Delivery | None
+    skipped: tuple[Skipped, ...] = ()
+
+
+Held = Mapping[str, "InboxMessage | None"]
+"""The copy of the message that each quarantined topic's queue starts with, as this node reads it; None: there is none."""
 
 
 def next_delivery(
@@ -116,89 +156,131 @@ def next_delivery(
     now_ms: int,
     ttl_ms: int | None = None,
     erased: str | None = None,
+    held: Held | None = None,
+    auto_release: bool = True,
 ) -> Plan:
     """Find the first answer in park order: waits in the order asked, arms in the order given.
 
     ``unread`` holds messages by topic, in order, past the cursor or not. Duplicates and expired ones (older than
-    ``ttl_ms``) on the way are disposed of. A gate is never answered here (``resume`` does). A quarantined topic is
-    passed over: nothing behind a hold is read (system.md 4.3).
+    ``ttl_ms``) on the way are disposed of. A gate is never answered here (``resume`` does).
+
+    A quarantined topic is never read past its cursor (system.md 4.3). Its first entry comes next: one that is released is
+    delivered; one that is held is released and delivered, if ``auto_release`` and its copy can be opened here, else the
+    topic is passed over; one whose key was delivered meanwhile is dropped.
 
     Raises:
         SealedPayloadUnreadableError: the next message of a topic cannot be opened here. It holds the whole execution
             on this node (system.md 1.5), so nothing of the plan is to be journaled.
         PayloadShreddedError: it is redacted and its subject was erased.
     """
-    disposals: dict[str, list[Disposal]] = {}
-    heads: dict[str, InboxMessage | None] = {}
+    scan = _Scan(state, unread, now_ms, ttl_ms)
+    queues = _Queues(state, held or {}, erased, auto_release=auto_release) if state.quarantined else None
     for wait in waits:
         for index, arm in enumerate(wait.arms):
             if arm.kind == "timer" and arm.wake_at is not None and arm.wake_at <= now_ms:
-                return _plan(disposals, Delivery(wait.site_id, index, "timer"))
+                return scan.plan(Delivery(wait.site_id, index, "timer"), queues)
             topic = arm.topic
-            if topic is None or topic in state.quarantined:
+            if topic is None:
                 continue
-            if topic not in heads:
-                passed = disposals.setdefault(topic, [])
-                heads[topic] = _head(state, unread.get(topic, ()), passed, now_ms, ttl_ms)
-            message = heads[topic]
-            if message is not None:
-                assert_deliverable(
-                    state.execution_id, message.message_id, topic, message.payload, erased=erased
-                )
-                return _plan(disposals, Delivery(wait.site_id, index, arm.kind, message))
-    return _plan(disposals, None)
+            if queues is not None and topic in state.quarantined:
+                found = queues.first(topic)
+                if isinstance(found, Disposal):
+                    # What comes after it on its topic is found next time: it may come before later arms.
+                    scan.disposals.setdefault(topic, []).append(found)
+                    return scan.plan(None, queues)
+                if found is not None:
+                    message, release = found
+                    answer = Delivery(wait.site_id, index, arm.kind, message, release)
+                    return scan.plan(answer, queues)
+                continue
+            head = scan.head(topic)
+            if head is not None:
+                assert_deliverable(state.execution_id, head.message_id, topic, head.payload, erased=erased)
+                return scan.plan(Delivery(wait.site_id, index, arm.kind, head), queues)
+    return scan.plan(None, queues)
 
 
-def _plan(disposals: dict[str, list[Disposal]], delivery: Delivery | None) -> Plan:
-    return Plan(tuple(d for passed in disposals.values() for d in passed), delivery)
+class _Scan:
+    """The topics past their cursors: each one's head, and what is disposed of before it."""
+
+    __slots__ = ("_heads", "_now_ms", "_state", "_ttl_ms", "_unread", "disposals")
+
+    def __init__(
+        self,
+        state: ExecutionState,
+        unread: Mapping[str, Sequence[InboxMessage]],
+        now_ms: int,
+        ttl_ms: int | None,
+    ) -> None:
+        self._state, self._unread, self._now_ms, self._ttl_ms = state, unread, now_ms, ttl_ms
+        self._heads: dict[str, InboxMessage | None] = {}
+        self.disposals: dict[str, list[Disposal]] = {}
+
+    def head(self, topic: str) -> InboxMessage | None:
+        """The first message of a topic that can be delivered; those before it are disposed of."""
+        if topic not in self._heads:
+            self._heads[topic] = self._find(topic)
+        return self._heads[topic]
+
+    def plan(self, delivery: Delivery | None, queues: _Queues | None) -> Plan:
+        skipped = () if queues is None else queues.skipped
+        return Plan(tuple(d for passed in self.disposals.values() for d in passed), delivery, skipped)
+
+    def _find(self, topic: str) -> InboxMessage | None:
+        state = self._state
+        passed = self.disposals.setdefault(topic, [])
+        keys = {d.message.key for d in passed}
+        for message in self._unread.get(topic, ()):
+            if message.sequence <= state.cursors.get(message.topic, -1):
+                continue
+            if message.key in state.dedupe or message.key in keys:
+                passed.append(Disposal(message, DUPLICATE))
+            elif self._ttl_ms is not None and message.timestamp + self._ttl_ms <= self._now_ms:
+                passed.append(Disposal(message, EXPIRED))
+            else:
+                return message
+            keys.add(message.key)
+        return None
 
 
-def _head(
-    state: ExecutionState,
-    messages: Sequence[InboxMessage],
-    passed: list[Disposal],
-    now_ms: int,
-    ttl_ms: int | None,
-) -> InboxMessage | None:
-    """The first message of a topic that can be delivered; those before it are appended to ``passed``."""
-    keys = {d.message.key for d in passed}
-    for message in messages:
-        if message.sequence <= state.cursors.get(message.topic, -1):
-            continue
-        if message.key in state.dedupe or message.key in keys:
-            passed.append(Disposal(message, DUPLICATE))
-        elif ttl_ms is not None and message.timestamp + ttl_ms <= now_ms:
-            passed.append(Disposal(message, EXPIRED))
-        else:
-            return message
-        keys.add(message.key)
-    return None
+class _Queues:
+    """The quarantined topics: what each queue starts with."""
 
+    __slots__ = ("_auto_release", "_erased", "_held", "_skipped", "_state")
 
-def is_stale(state: ExecutionState, batch: Iterable[NewEvent]) -> bool:
-    """Whether a batch built on an older state may not be appended to this one.
+    def __init__(self, state: ExecutionState, held: Held, erased: str | None, *, auto_release: bool) -> None:
+        self._state, self._held, self._erased, self._auto_release = state, held, erased, auto_release
+        self._skipped: dict[str, Skipped] = {}
 
-    It is stale if it consumes at or below a cursor or on a held topic, delivers a key that the window knows, or
-    answers a wait that is not (or no longer) open.
-    """
-    cursors: dict[str, int] = {}
-    delivered: set[str] = set()
-    waiting = {w.get("siteId") for w in state.waits} if state.status == "suspended" else None
-    for event in batch:
-        if event.type != Kind.MESSAGE_CONSUMED:
-            continue
-        data = event.data
-        topic, position, key = data["topic"], data["inboxSeq"], data["messageId"]
-        if topic in state.quarantined or position <= cursors.get(topic, state.cursors.get(topic, -1)):
-            return True
-        cursors[topic] = position
-        if not data.get("reason"):
-            if key in state.dedupe or key in delivered:
-                return True
-            if waiting is not None and data.get("siteId") not in waiting:
-                return True
-            delivered.add(key)
-    return False
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        return tuple(self._skipped.values())
+
+    def first(self, topic: str) -> Disposal | tuple[InboxMessage, dict[str, Json] | None] | None:
+        """What comes next on a quarantined topic: a drop, a delivery with its release, or nothing here."""
+        state, copy = self._state, self._held.get(topic)
+        entry = first_entry(state, topic)
+        assert entry is not None, "an empty queue disappears"
+        key = str(entry["key"])
+        message = copy or InboxMessage(
+            inbox_stream(state.chain_id, topic), entry["inboxSeq"], topic, key, None, key, None, 0
+        )
+        release = None
+        if entry["state"] == HELD:
+            release = released_data(topic, key, message.message_id)
+        if key in state.dedupe:
+            return Disposal(message, DUPLICATE, release)
+        if release is None:
+            if copy is None:
+                raise SealedPayloadUnreadableError(state.execution_id, key, topic, unverifiable=True)
+            assert_deliverable(state.execution_id, copy.message_id, topic, copy.payload, erased=self._erased)
+            return copy, None
+        opened = copy is not None and inspect_payload(copy.payload) is Verdict.CLEAN
+        if copy is not None and opened and self._auto_release:
+            return copy, release
+        awaits = "operator" if opened else "node"
+        self._skipped[topic] = Skipped(topic, message.message_id, entry["inboxSeq"], awaits)
+        return None
 
 
 def _consumed(message: InboxMessage, payload: Json) -> dict[str, Json]:
@@ -234,9 +316,7 @@ def carried_inbox(state: ExecutionState) -> dict[str, Json]:
     }
     carried: dict[str, Json] = {"inbox": {"cursors": cursors, "keys": list(state.dedupe)}}
     if state.quarantined:
-        carried["quarantined"] = {
-            topic: [dict(e) for e in queue] for topic, queue in state.quarantined.items()
-        }
+        carried["quarantined"] = carried_holds(state)
     return carried
 
 
@@ -255,6 +335,7 @@ def seed_inbox(state: ExecutionState, carried: Mapping[str, Json]) -> None:
         for key in keys[-DEDUPE_WINDOW:]:
             if isinstance(key, str) and len(key) == _KEY_LENGTH:
                 remember(state, key)
+    seed_holds(state, carried.get("quarantined"))
 
 
 # Waits on the wire --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Final
 
 from loom.errors import DecodeError, StreamBrokenError
 from loom.kernel.inbox import CHILD_TOPIC_PREFIX, remember, seed_inbox
+from loom.kernel.quarantine import fold_quarantined, fold_released, settle_consumed
 from loom.schemas.envelope import Envelope, Json, Kind
 
 STATE_VERSION: Final = 1
@@ -181,12 +182,24 @@ def _consumed(state: ExecutionState, envelope: Envelope) -> None:
             state.cursors[topic] = position
         if topic.startswith(CHILD_TOPIC_PREFIX):
             state.children.pop(topic[len(CHILD_TOPIC_PREFIX) :], None)
+        if state.quarantined:
+            settle_consumed(state, topic, key, position)
     if isinstance(key, str):
         remember(state, key)
     if "siteId" in data and not data.get("reason"):
         state.status = RUNNING
         state.waits = ()
         _keep(state, envelope)
+
+
+def _quarantined(state: ExecutionState, envelope: Envelope) -> None:
+    fold_quarantined(state, envelope)
+
+
+def _released(state: ExecutionState, envelope: Envelope) -> None:
+    disposed_of = fold_released(state, envelope)
+    if disposed_of is not None:
+        remember(state, disposed_of)
 
 
 def _kept(state: ExecutionState, envelope: Envelope) -> None:
@@ -258,6 +271,8 @@ _HANDLERS: Final[dict[str, Callable[[ExecutionState, Envelope], None]]] = {
     Kind.MESSAGE_SENT: _kept,
     Kind.RECORD_PUBLISHED: _kept,
     Kind.MESSAGE_CONSUMED: _consumed,
+    Kind.INBOX_QUARANTINED: _quarantined,
+    Kind.INBOX_RELEASED: _released,
     Kind.ERASURE_PENDING: _erasure_pending,
     Kind.PAYLOAD_SHREDDED: _shredded,
     Kind.OUTCOME_RECORDED: _outcome,
