@@ -126,6 +126,8 @@ class Config(BaseSettings):
     node_id: str = Field(
         default_factory=_default_node_id, min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._-]+$"
     )
+    lanes: int = Field(default=2, ge=1, le=2)
+    """Transactional ids that the writer of a partition uses in turn: 2 waits less for the brokers than 1."""
     data_dir: Path | None = None
     """Folder of a node's local caches; none: one under the user's cache folder."""
 
@@ -216,9 +218,7 @@ def _explain(error: ValidationError, given: dict[str, Any]) -> ConfigError:
     setting = ".".join(path) or "configuration"
     source = _source_of(path, given)
     if first["type"] == "extra_forbidden":
-        return ConfigError(
-            setting, "there is no such setting", "see docs/configuration.md for the list", source
-        )
+        return ConfigError(setting, "there is no such setting", "see docs/operations.md for the list", source)
     message = first["msg"].removeprefix("Value error, ")
     if setting.startswith(_SECRET) or isinstance(first.get("input"), dict | list):
         shown = "its value cannot be used"

@@ -234,6 +234,7 @@ class Driving(Reading):
         run = Run(engine, flow, info, None, head=0, fence=facts.FIRST_FENCE)
         run.note(started)
         engine.register(run)
+        engine.remember_first(started)  # its first verb need not read
         run.begin()
         return run
 

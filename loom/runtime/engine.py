@@ -10,7 +10,6 @@ import random
 import secrets
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -180,8 +179,11 @@ class Engine:
 
     def remember_first(self, started: Envelope) -> Envelope:
         """Keep what verbs need of an execution's first event."""
-        data: dict[str, Json] = {key: started.data[key] for key in _KEPT if key in started.data}
-        slim = replace(started, data=data)
+        known = started.data
+        data: dict[str, Json] = {key: known[key] for key in _KEPT if key in known}
+        slim = Envelope(
+            started.id, started.stream_id, 0, started.type, started.timestamp, data, started.metadata
+        )
         self._firsts[started.stream_id] = slim
         if len(self._firsts) > MAX_FIRSTS:
             self._firsts.popitem(last=False)

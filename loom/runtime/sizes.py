@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Final
+
+from pydantic_core import to_json
 
 if TYPE_CHECKING:
     from loom.schemas.envelope import Json
@@ -19,4 +20,4 @@ def json_size(value: Json) -> int:
         return _ROUGHLY
     if kind is str and value.isascii() and len(value) < 1024:  # noqa: PLR2004 - escapes at most sextuple it
         return 6 * len(value) + 2 if not value.isprintable() else len(value) + 2
-    return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+    return len(to_json(value))

@@ -70,6 +70,9 @@ class Verbs:
             ExecutionDeniedError, ExecutionNotFoundError: as the gatekeeper says.
         """
         await self._gate.before_reading(op, execution_id, principal)
+        return await self._judged(op, execution_id, principal)
+
+    async def _judged(self, op: str, execution_id: str, principal: Principal | None) -> Envelope:
         engine = self._engine
         first = await engine.patiently(lambda: engine.first_of(execution_id), execution_id)
         try:
@@ -216,18 +219,16 @@ class Verbs:
     ) -> str:
         """See :meth:`loom.runtime.client.Client.send`."""
         engine = self._engine
-        first = await self.judged("send", execution_id, principal)
-        if not topic or topic.startswith(RESERVED_PREFIX):
-            raise InboxMessageRefusedError(
-                execution_id, topic, "the topic is empty or reserved", "choose another topic"
-            )
-        data = dump_json(payload, f"message for topic {topic[:64]!r}")
-        weight, limit = json_size(data), engine.config.inbox_max_payload_bytes
-        if weight > limit:
-            raise InboxMessageRefusedError(
-                execution_id, topic, f"{weight} bytes exceed {limit}", "send a smaller one, or a reference"
-            )
-        check_ingest(execution_id, topic, data)
+        await self._gate.before_reading("send", execution_id, principal)
+        # Where both are asked of another node they are asked at once; the verdict comes first all the same.
+        ending = engine.loop.create_task(self._ending_of(execution_id))
+        try:
+            first = await self._judged("send", execution_id, principal)
+            data = self._message(execution_id, topic, payload)
+            ended = await ending
+        finally:
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
         chain_id = str(first.data.get("chainId") or execution_id)
         given = message_id or engine.ids()
         event = facts.message(
@@ -239,7 +240,6 @@ class Verbs:
             metadata=facts.stamp(None if principal is None else principal.actor),
         )
         stream_id = inbox_stream(chain_id, topic)
-        ended = await self._ending_of(execution_id, chain_id)
         if ended is not None:
             if message_id is not None and await self._was_sent(stream_id, event.id):
                 return given  # a sender that repeats itself is told what it was told, or would have been
@@ -248,13 +248,32 @@ class Verbs:
         await engine.patiently(lambda: engine.events.append(append), execution_id)
         return given
 
-    async def _ending_of(self, execution_id: str, chain_id: str) -> str | None:
-        """How the chain has ended, None where it goes on."""
+    def _message(self, execution_id: str, topic: str, payload: Any) -> Json:
+        """What is to be sent, as JSON."""
+        if not topic or topic.startswith(RESERVED_PREFIX):
+            raise InboxMessageRefusedError(
+                execution_id, topic, "the topic is empty or reserved", "choose another topic"
+            )
+        data = dump_json(payload, f"message for topic {topic[:64]!r}")
+        weight, limit = json_size(data), self._engine.config.inbox_max_payload_bytes
+        if weight > limit:
+            raise InboxMessageRefusedError(
+                execution_id, topic, f"{weight} bytes exceed {limit}", "send a smaller one, or a reference"
+            )
+        check_ingest(execution_id, topic, data)
+        return data
+
+    async def _ending_of(self, execution_id: str) -> str | None:
+        """How an execution, or what continues it, has ended; None where it goes on."""
         engine = self._engine
-        if chain_id in engine.chains:
+        if execution_id in engine.runs:
             return None
-        head = await engine.driving.current(execution_id)
-        info = await engine.patiently(lambda: engine.events.info(head), head)
+        head, info = await asyncio.gather(
+            engine.driving.current(execution_id),
+            engine.patiently(lambda: engine.events.info(execution_id), execution_id),
+        )
+        if head != execution_id:
+            info = await engine.patiently(lambda: engine.events.info(head), head)
         # One that continues meanwhile has an heir.
         return info.status if info is not None and info.status in ENDINGS else None
 

@@ -149,9 +149,10 @@ async def test_what_does_not_exist_is_not_found(runtime):
 
 
 async def test_cancel_is_terminal_at_once_and_stops_the_step(runtime):
-    stopped = asyncio.Event()
+    begun, stopped = asyncio.Event(), asyncio.Event()
 
     async def forever():
+        begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -162,6 +163,7 @@ async def test_cancel_is_terminal_at_once_and_stops_the_step(runtime):
         await ctx.run(forever)
 
     handle = await runtime.start(forever_flow)
+    await asyncio.wait_for(begun.wait(), 5)
     await runtime.cancel(handle.execution_id, "ordered twice", principal=None)
     assert await handle.status() == "cancelled"
     with pytest.raises(FlowCancelledError, match="ordered twice"):

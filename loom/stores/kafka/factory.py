@@ -91,6 +91,7 @@ def kafka_settings(config: Config) -> KafkaSettings:
         kafka=config.kafka,
         data_dir=config.data_dir if config.data_dir is not None else default_data_dir(),
         publish_topics=frozenset(config.publish_topics),
+        lanes=config.lanes,
     )
 
 

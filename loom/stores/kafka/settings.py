@@ -35,7 +35,8 @@ class KafkaSettings:
     open_ms: int = 5_000
     """Of reaching the brokers at start."""
     close_ms: int = 15_000
-    lanes: int = 1
+    lanes: int = 2
+    """Transactional ids of each partition, used in turn."""
     transaction_timeout_ms: int = 10_000
     commit_deadline_ms: int = 8_000
     """Below ``transaction_timeout_ms`` (kafka.md, "The poison rule")."""

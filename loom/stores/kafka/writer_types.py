@@ -58,7 +58,8 @@ class WriterSettings:
     node: str
     kafka: Mapping[str, Any] = field(default_factory=dict)
     """Any librdkafka property (TLS, SASL) for every client of the writer."""
-    lanes: int = 1
+    lanes: int = 2
+    """Transactional ids that it uses in turn, by the rule of :class:`loom.stores.kafka.lanes.Lanes`."""
     max_ops: int = 1000
     """Requests in one transaction."""
     max_bytes: int = 800_000

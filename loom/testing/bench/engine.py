@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from typing import TYPE_CHECKING, Any, Final
 
+from loom.config import Config
 from loom.ids import ulid
+from loom.processors.fold import FoldService
+from loom.processors.fold_partition import FoldSettings
 from loom.runtime import Client
 from loom.schemas.envelope import NewEvent
 from loom.stores.contracts import StreamAppend
-from loom.testing.bench.fleet import PAYLOAD, fleet, many_steps, one_step, owning, parked
+from loom.testing.bench.fleet import PAYLOAD, fleet, make_topics, many_steps, one_step, owning, parked
 from loom.testing.bench.references import Figure, summarise
+from loom.topics.catalogue import Catalogue
 from loom.topics.partitioner import mint
 
 if TYPE_CHECKING:
@@ -103,6 +108,31 @@ async def wakes_by_request(bootstrap: str, redis_url: str | None, *, count: int,
             if number >= count // 10:
                 latencies.append(time.perf_counter() - began)
     return summarise(latencies, sum(latencies))
+
+
+async def evicted_wakes(bootstrap: str, redis_url: str | None, *, count: int, **settings: Any) -> Figure:
+    """As :func:`wakes`, of flows that left memory when they parked: each is replayed first."""
+    return await wakes(bootstrap, redis_url, count=count, max_resident=0, **settings)
+
+
+async def folded(
+    bootstrap: str, redis_url: str | None, *, concurrency: int, seconds: float, **settings: Any
+) -> tuple[Figure, float, int]:
+    """As :func:`executions`, with the fold service in the same process; also its events a second and its last lag."""
+    prefix = f"bench{uuid.uuid4().hex[:8]}."
+    config = Config(bootstrap=bootstrap, topic_prefix=prefix)
+    await asyncio.to_thread(make_topics, config)
+    fold = FoldService(FoldSettings(bootstrap, Catalogue(prefix, config.partitions), "bench"))
+    fold.start()
+    try:
+        began = time.perf_counter()
+        done = await executions(
+            bootstrap, redis_url, concurrency=concurrency, seconds=seconds, prefix=prefix, **settings
+        )
+        stats, took = fold.stats(), time.perf_counter() - began
+    finally:
+        await asyncio.to_thread(fold.stop)
+    return done, stats.events / took, sum(stats.lag.values())
 
 
 async def steps(bootstrap: str, redis_url: str | None, *, count: int, **settings: Any) -> float:

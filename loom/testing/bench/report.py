@@ -16,7 +16,7 @@ from rich.table import Table
 from loom.errors import ConfigError
 from loom.testing import services
 from loom.testing.bench import engine, memory
-from loom.testing.bench.references import bare_loop, raw_limit
+from loom.testing.bench.references import Figure, bare_loop, raw_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,11 +78,35 @@ def _append(at: Where) -> list[Row]:
 
 def _wake(at: Where) -> list[Row]:
     count = round(300 * at.scale)
-    here = asyncio.run(engine.wakes(at.bootstrap, at.redis_url, count=count))
-    there = asyncio.run(engine.wakes_by_request(at.bootstrap, at.redis_url, count=count))
+    rows = []
+    for lanes in (2, 1):
+        here = asyncio.run(engine.wakes(at.bootstrap, at.redis_url, count=count, lanes=lanes))
+        there = asyncio.run(engine.wakes_by_request(at.bootstrap, at.redis_url, count=count, lanes=lanes))
+        replayed = asyncio.run(engine.evicted_wakes(at.bootstrap, at.redis_url, count=count, lanes=lanes))
+        rows += [
+            Row(f"wake, one at a time, lanes={lanes}", _latency(here)),
+            Row(f"wake through another client, lanes={lanes}", _latency(there)),
+            Row(f"wake of a flow that had left memory, lanes={lanes}", _latency(replayed)),
+        ]
+    return rows
+
+
+def _latency(figure: Figure) -> str:
+    return f"p50 {figure.p50_ms or 0:.1f}, p99 {figure.p99_ms or 0:.1f} ms"
+
+
+def _fold(at: Where) -> list[Row]:
+    alone = asyncio.run(engine.executions(at.bootstrap, at.redis_url, concurrency=256, seconds=at.seconds))
+    beside, events, lag = asyncio.run(
+        engine.folded(at.bootstrap, at.redis_url, concurrency=256, seconds=at.seconds)
+    )
     return [
-        Row("wake, one at a time", f"p50 {here.p50_ms or 0:.1f}, p99 {here.p99_ms or 0:.1f} ms"),
-        Row("wake through another client", f"p50 {there.p50_ms or 0:.1f}, p99 {there.p99_ms or 0:.1f} ms"),
+        Row(
+            "one-step executions with the fold service in the process, 256 at once",
+            f"{beside.per_second:,.0f}/s",
+            f"without it {alone.per_second:,.0f}/s: {beside.per_second / alone.per_second:.0%}",
+        ),
+        Row("events folded meanwhile", f"{events:,.0f}/s", f"{lag:,} offsets behind at the end"),
     ]
 
 
@@ -118,6 +142,7 @@ MEASUREMENTS: Final[dict[str, Callable[[Where], list[Row]]]] = {
     "spread": _spread,
     "append": _append,
     "wake": _wake,
+    "fold": _fold,
     "steps": _steps,
     "takeover": _takeover,
     "memory": _memory,
