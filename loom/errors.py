@@ -21,12 +21,14 @@
     ├── SealedPayloadUnreadableError      terminal on this node
     │   └── QuarantineHeldError
     ├── PayloadShreddedError / KeyUnavailableError
+    ├── SubjectNotFoundError, ShredIncompleteError (retryable)
     ├── StoreError
     │   ├── StorageWriteError             not written; retryable where it says so
     │   │   └── StoreClosedError          the store is not open; not retryable
     │   ├── NodeFencedError               exit 2: another process has this node's id
     │   ├── OutcomeUnknownError           written or not: read again by event id
     │   ├── WrongHeadError                another append was first
+    │   ├── ErasureLostRaceError          an erasure's record found no place; retryable
     │   ├── StaleFenceError               another driver took the execution
     │   ├── DecodeError                   bytes that are no record of ours
     │   ├── SchemaUnreadableError, SchemaRefusedError, RegistryError   exit 2
@@ -254,6 +256,30 @@ class KeyUnavailableError(LoomError):
         )
 
 
+class SubjectNotFoundError(LoomError):
+    """No execution names that subject."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        super().__init__(
+            f"no execution belongs to subject {subject[:64]!r}; check its name (by default a subject is the id of "
+            "the first execution of a chain), and the topic prefix"
+        )
+
+
+class ShredIncompleteError(LoomError):
+    """A subject's key is destroyed, and some of its logs do not say so yet."""
+
+    retryable = True
+
+    def __init__(self, subject: str, done: int, of: int) -> None:
+        self.subject, self.done, self.of = subject, done, of
+        super().__init__(
+            f"the key of subject {subject[:64]!r} is destroyed, but {of - done} of {of} logs do not say so yet; "
+            "erase it again: what is done already is not done twice"
+        )
+
+
 class StoreError(LoomError):
     """A store did not do what was asked."""
 
@@ -306,6 +332,19 @@ class OutcomeUnknownError(StoreError):
         super().__init__(
             f"whether the append to {stream_id!r} was written is not known ({problem}); "
             "repeat it unchanged: the same event ids are appended once"
+        )
+
+
+class ErasureLostRaceError(StoreError):
+    """A record of an erasure found no place in a log that others append to all the time."""
+
+    retryable = True
+
+    def __init__(self, execution_id: str, tries: int) -> None:
+        self.execution_id, self.tries = execution_id, tries
+        super().__init__(
+            f"a record of the erasure found no place in the log of {execution_id!r} in {tries} tries: others append "
+            "all the time; erase it again, or cancel the execution first"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Protocol
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 OPERATOR_OPS: Final = frozenset({"discard", "quarantine", "release"})
 """Verbs that destroy or withhold messages: a principal is required, and the owner is no exception."""
+
+SUBJECT_OPS: Final = frozenset({"erase", "export"})
+"""Verbs on all that belongs to a subject: for operators, and for who owns every execution of it."""
 
 POLICY_FAILED_REASON: Final = "the access policy failed"
 PRINCIPAL_REQUIRED_REASON: Final = "a principal is required"
@@ -72,6 +75,9 @@ class ExecutionAccessPolicy:
         denied = self.before_reading(request)
         if denied is not None or request.op in OPERATOR_OPS:
             return denied
+        principal = request.principal
+        if request.op in SUBJECT_OPS and principal is not None and principal.actor in self.operators:
+            return None
         if self.allow_workflows is not None and request.workflow not in self.allow_workflows:
             return "the workflow is not one that this node gives access to"
         if request.owner is None:
@@ -96,7 +102,7 @@ def execution_access_policy(
     """Return the default policy.
 
     The owner (the principal recorded in EXECUTION_STARTED) may do everything but ``discard``, ``quarantine`` and
-    ``release``; these are for ``operators``. An execution whose owner is unknown is denied to everybody unless
+    ``release``; these are for ``operators``, who may also erase and export any subject. An execution whose owner is unknown is denied to everybody unless
     ``unknown_owner="allow"``, which is unsafe. ``allow_workflows`` limits access to these workflows.
     """
     workflows = None if allow_workflows is None else frozenset(allow_workflows)
@@ -132,7 +138,8 @@ class Gatekeeper:
     def __init__(
         self, authorizer: Authorizer | None, operators: Iterable[str], on_denied: DeniedCallback | None
     ) -> None:
-        self._authorizer: Authorizer = authorizer or execution_access_policy(operators=operators)
+        self._operators = frozenset(operators)
+        self._authorizer: Authorizer = authorizer or execution_access_policy(operators=self._operators)
         self._judge_anonymous = authorizer is not None
         self._on_denied = on_denied
 
@@ -179,6 +186,32 @@ class Gatekeeper:
         reason = await self._ask(request)
         if reason is not None:
             self._deny(request, reason)
+
+    def trusts(self, op: str, principal: Principal | None) -> bool:
+        """Whether the caller is the process itself or an operator: who may know why a log cannot be opened."""
+        return self.granted(op, principal) or (principal is not None and principal.actor in self._operators)
+
+    async def judge_subject(
+        self, op: str, subject: str, started: Sequence[Envelope], principal: Principal | None
+    ) -> None:
+        """Judge a call on all executions of a subject; ``started`` are their first events (none: there is none).
+
+        Every denial is that of an unknown owner, and names the subject: it says nothing of what there is.
+
+        Raises:
+            ExecutionDeniedError: the policy denies it for one of them, or there is none and the policy does not
+                allow it for an unknown owner.
+        """
+        if self.granted(op, principal):
+            return
+        unknown = AccessRequest(op, subject, "", principal, None)
+        requests = [
+            AccessRequest(op, e.stream_id, str(e.data.get("workflow", "")), principal, owner_of(e))
+            for e in started
+        ]
+        for request in requests or [unknown]:
+            if await self._ask(request) is not None:
+                self._deny(unknown, await self._word(unknown))
 
     async def word_sealed(self, op: str, execution_id: str, principal: Principal | None) -> str:
         """Word the refusal of a sealed log, and tell the callback as of a denial (system.md 2.4).

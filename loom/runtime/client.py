@@ -7,17 +7,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from loom.config import Config
-from loom.errors import StoreError
+from loom.errors import PayloadShreddedError, StoreError
 from loom.kernel.flow import FlowDefinition, FlowRegistry
 from loom.runtime.access import DeniedCallback, Gatekeeper
 from loom.runtime.driving import Driving
 from loom.runtime.engine import Engine
+from loom.runtime.erasure import Erasure
 from loom.runtime.factory import Stores, build_stores
 from loom.runtime.handle import Handle
 from loom.runtime.operators import Operators
 from loom.runtime.queries import Queries
 from loom.runtime.sealed import refused_as, refused_while_reading_as
 from loom.runtime.signals import ErrorCallback, Signals, WarnCallback
+from loom.runtime.subjects import SubjectVerbs
 from loom.runtime.verbs import Verbs
 from loom.runtime.wake_rows import rebuild_wakes
 from loom.stores.sealing.checkpoints import check_checkpoints
@@ -43,7 +45,7 @@ def wall_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Client:
+class Client(SubjectVerbs):
     """Starts, messages, answers, cancels and reads executions that workers drive.
 
     Use it as ``async with Client(config) as client``. ``principal`` of every verb is who asks. With an ``authorizer``
@@ -131,6 +133,8 @@ class Client:
         self._verbs = Verbs(self._engine, self._gate)
         self._queries = Queries(self._engine, self._verbs)
         self._operators = Operators(self._engine, self._verbs)
+        assert self._stores.subjects is not None
+        self._erasure = Erasure(self._engine, self._gate, self._stores.subjects)
 
     async def close(self) -> None:
         """Disconnect; idempotent."""
@@ -247,7 +251,11 @@ class Client:
         Raises:
             ExecutionFinishedError: it has ended already.
         """
-        await self._verbs.cancel(execution_id, reason, principal=principal)
+        try:
+            await self._verbs.cancel(execution_id, reason, principal=principal)
+        except PayloadShreddedError:  # its log opens nowhere any more, and it can be ended all the same
+            if not await self._erasure.cancel(execution_id, reason, principal):
+                raise
 
     # Reading --------------------------------------------------------------------------------------------------------
 

@@ -346,13 +346,16 @@ class Driving(Reading):
             if engine.runs.get(run.id) is not run:
                 return
             ours = info is not None and info.fence == run.journal.fence
-            if ours and tail and not run.held and all(e.type in SIDE_KINDS for e in tail):
+            erased = any(e.type == Kind.PAYLOAD_SHREDDED for e in tail)
+            if ours and tail and not erased and not run.held and all(e.type in SIDE_KINDS for e in tail):
                 run.rebase(tail)
                 return
             run.stop()
             engine.forget(run)
             self.tell_end(run.id, tail)
-            if info is not None and not ended(tail) and ours:
+            if erased:
+                engine.erased(run.id)
+            elif info is not None and not ended(tail) and ours:
                 # The log went on without this run, and nobody else has the execution: take it up as it stands.
                 loaded = await self.load(run.id)
                 if loaded is not None and not loaded.state.finished:

@@ -18,6 +18,7 @@ from loom.ids import IdSource, ulid
 from loom.kernel.machine import DecisionSources
 from loom.runtime.alarms import Alarms
 from loom.runtime.backoff import Backoff
+from loom.runtime.firsts import Firsts
 from loom.runtime.patience import patiently
 from loom.runtime.phase import Phase
 from loom.runtime.waiters import MOVED, Ending, Waiters
@@ -40,10 +41,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RETRY_MS: Final = 250
-MAX_FIRSTS: Final = 16_384
 MAX_MINT_DRAWS: Final = 4096
 PROBES: Final = 32
-_KEPT: Final = ("workflow", "chainId", "subject", "principal", "parent")
 
 
 class Engine:
@@ -92,7 +91,7 @@ class Engine:
         self.max_behind = config.journal_max_behind
         self.patience_ms = config.storage_patience_ms
         self.alive: Callable[[], bool] = lambda: True
-        self._firsts: OrderedDict[str, Envelope] = OrderedDict()
+        self._firsts = Firsts()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pool = (
             ThreadPoolExecutor(config.step_threads, thread_name_prefix="loom-step") if drives else None
@@ -168,26 +167,21 @@ class Engine:
         return lambda candidate: owning.shard_of(candidate) == shard
 
     async def first_of(self, execution_id: str) -> Envelope | None:
-        """Sequence 0 of an execution without its input, None where there is none; remembered, for it never changes."""
+        """Sequence 0 of an execution without its input, None where there is none; remembered (``firsts``)."""
         known = self._firsts.get(execution_id)
         if known is not None:
             return known
         found = await self.events.read(execution_id, 0, 1)
         if not found or found[0].sequence != 0 or found[0].type != Kind.EXECUTION_STARTED:
             return None
-        return self.remember_first(found[0])
+        return self._firsts.put(found[0])
 
-    def remember_first(self, started: Envelope) -> Envelope:
-        """Keep what verbs need of an execution's first event."""
-        known = started.data
-        data: dict[str, Json] = {key: known[key] for key in _KEPT if key in known}
-        slim = Envelope(
-            started.id, started.stream_id, 0, started.type, started.timestamp, data, started.metadata
-        )
-        self._firsts[started.stream_id] = slim
-        if len(self._firsts) > MAX_FIRSTS:
-            self._firsts.popitem(last=False)
-        return slim
+    def erased(self, execution_id: str) -> None:
+        """The execution's subject was erased: nothing that this node still holds of it in the clear is used any more."""
+        self._firsts.drop(execution_id)
+        run = self.runs.get(execution_id)
+        if run is not None:
+            self.drop(run)
 
     async def chain_of(self, execution_id: str) -> str | None:
         """Chain of an execution, None where there is none."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from loom.config import Config
     from loom.stores.contracts import Clock, EventStore, LeaseStore, SnapshotStore, WakeStore
+    from loom.stores.sealing.shred import SubjectRecords
 
 BUILDERS: Final[dict[str, str]] = {"kafka": "loom.stores.kafka", "memory": "loom.runtime.memory"}
 """Module of each ``config.storage``, imported when it is used; it has ``open_stores(config, ...)``."""
@@ -24,7 +25,7 @@ BUILDERS: Final[dict[str, str]] = {"kafka": "loom.stores.kafka", "memory": "loom
 class Stores:
     """The stores of a node. ``leases`` None: no evidence of life; ``wakes`` None: no durable alarms.
 
-    ``owned`` says which of them the runtime opened, and closes.
+    ``owned`` says which of them the runtime opened, and closes. ``subjects`` is what erasure and export work on.
     """
 
     events: EventStore
@@ -32,6 +33,7 @@ class Stores:
     leases: LeaseStore | None = None
     wakes: WakeStore | None = None
     owned: tuple[Any, ...] = ()
+    subjects: SubjectRecords | None = None
 
 
 Given = dict[str, Any]
@@ -64,7 +66,13 @@ async def build_stores(
             await store.close()
         raise
     opened = () if sealed.opened is None else (sealed.opened,)
-    return replace(made, events=sealed.events, snapshots=sealed.snapshots, owned=made.owned + opened)
+    return replace(
+        made,
+        events=sealed.events,
+        snapshots=sealed.snapshots,
+        owned=made.owned + opened,
+        subjects=sealed.subjects,
+    )
 
 
 async def _made(config: Config, given: Given, offered: dict[str, Any]) -> Stores:

@@ -113,7 +113,9 @@ class Listener:
         if last.metadata.get("node") == engine.node:
             return  # written by a run of this process, which is told by its journal
         run = engine.runs.get(committed.stream_id)
-        if committed.unopened:
+        if last.type == Kind.PAYLOAD_SHREDDED:
+            engine.erased(committed.stream_id)
+        elif committed.unopened:
             self._unopened(committed)
         elif last.type in TERMINAL_KINDS:
             if run is not None:

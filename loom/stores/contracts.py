@@ -252,7 +252,9 @@ OPTIONAL_EVENT_STORE_METHODS: Final = (
     "sealing_capability",
     "read_at_rest",
     "read_redacted",
+    "survey",
     "subscribe_loud",
+    "find_subject",
     "notify",
     "mint_id",
     "health",
@@ -262,7 +264,9 @@ OPTIONAL_EVENT_STORE_METHODS: Final = (
 
 ``sealing_capability() -> SealingCapability | None``: what this node opens (absent, None: nothing); ``read_at_rest``: as
 ``read``, stored envelopes, never asking for a key; ``read_redacted``: as ``read``, what cannot be opened redacted;
-``subscribe_loud``: as ``subscribe``, raising where ``read`` would.
+``survey``: as ``read_redacted``, saying of each envelope whether it opens here;
+``subscribe_loud``: as ``subscribe``, raising where ``read`` would; ``find_subject(subject) -> list[str]``: names of every
+stream of the chains whose first event names the subject, complete as of the call.
 Every wrapper forwards, overrides or refuses each of them by name (a test lists them all).
 """
 

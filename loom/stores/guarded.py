@@ -45,6 +45,8 @@ class GuardedEventStore:
     REFUSED: Final = (
         "read_at_rest",
         "read_redacted",
+        "survey",
+        "find_subject",
         "write",
         "snapshot",
         "open",

@@ -29,7 +29,7 @@ class ShardedEventStore:
     an append that would, a copy, or a request for a chain of another shard, is refused before anything is written.
     """
 
-    FORWARDED: Final = ("read_at_rest", "read_redacted", "subscribe_loud", "notify")
+    FORWARDED: Final = ("read_at_rest", "read_redacted", "survey", "subscribe_loud", "notify")
     """Optional methods that are there where every shard has them."""
     REFUSED: Final = ("write", "snapshot", "open", "assign", "mint_id", "health", "scan_open_logs")
 
@@ -130,6 +130,8 @@ class ShardedEventStore:
             return self._sealing_capability
         if name == "keys" and self._shared_keys() is not None:
             return self._shared_keys()
+        if name == "find_subject" and all(hasattr(shard, name) for shard in self._shards):
+            return self._find_subject
         if name in ShardedEventStore.FORWARDED and all(hasattr(shard, name) for shard in self._shards):
             return lambda stream_id, *args, **options: getattr(self.shard_for(stream_id), name)(
                 stream_id, *args, **options
@@ -150,6 +152,11 @@ class ShardedEventStore:
         if len(set(told)) > 1:
             raise ShardSealingMismatchError(tuple((n, *one) for n, one in enumerate(told)))
         return answers[0]
+
+    async def _find_subject(self, subject: str) -> list[str]:
+        """Streams of a subject in every shard."""
+        found = await asyncio.gather(*(getattr(shard, "find_subject")(subject) for shard in self._shards))  # noqa: B009
+        return [stream_id for part in found for stream_id in part]
 
     def _shared_keys(self) -> Any:
         """The key store of all shards, None unless they share one."""

@@ -31,6 +31,8 @@ SEALED_ALIKE = {
     "sealing_capability": OVERRIDE,
     "read_at_rest": OVERRIDE,
     "read_redacted": OVERRIDE,
+    "survey": OVERRIDE,
+    "find_subject": FORWARD,
     "subscribe_loud": OVERRIDE,
     "notify": FORWARD,
     "mint_id": FORWARD,
@@ -62,6 +64,8 @@ GUARDED = SEALED_ALIKE | {
     "sealing_capability": FORWARD,
     "read_at_rest": REFUSE,
     "read_redacted": REFUSE,
+    "survey": REFUSE,
+    "find_subject": REFUSE,
     "subscribe_loud": REFUSE,
 }
 TABLE = {
@@ -119,5 +123,6 @@ def test_a_wrapper_has_no_optional_method_that_its_store_lacks(wrapper):
     inner = MemoryEventStore(SealedBench().log)
     made = _made(wrapper, inner)
     optional = {n for n in OPTIONAL_EVENT_STORE_METHODS if hasattr(made, n)}
-    sealing = {"sealing_capability", "read_at_rest", "read_redacted", "subscribe_loud"}
-    assert optional == (sealing if issubclass(wrapper, EncryptingEventStore) else set())
+    sealing = {"sealing_capability", "read_at_rest", "read_redacted", "survey", "subscribe_loud"}
+    beside = set() if issubclass(wrapper, GuardedEventStore) else {"find_subject"}
+    assert optional == (sealing if issubclass(wrapper, EncryptingEventStore) else set()) | beside

@@ -24,6 +24,7 @@ from loom.stores.judge import AcquireFence, AppendOps, CopyPrefix, Delete, Trunc
 from loom.stores.kafka import wire
 from loom.stores.kafka.connection import Connection
 from loom.stores.kafka.deadline import Deadline
+from loom.stores.kafka.find import SubjectFinder
 from loom.stores.kafka.subscribe import LiveFeed, LiveQueue, follow
 from loom.topics.partitioner import mint, partition_of
 
@@ -243,6 +244,14 @@ class KafkaEventStore:
             ReadOp("info", stream_id), lambda s: s.info(stream_id), self._deadline(None)
         )
         return found if found is None or isinstance(found, StreamInfo) else wire.info_of(found)
+
+    async def find_subject(self, subject: str) -> list[str]:
+        """Every stream of the chains that belong to a subject: one reading of the whole log.
+
+        Raises:
+            IncompleteReadError, UnreachableError, TopicsError: it cannot be read to its end now.
+        """
+        return await asyncio.to_thread(SubjectFinder(self._settings, self._codec).find, subject)
 
     async def snapshot(self, execution_id: str) -> bytes | None:
         """Encoded snapshot of an execution, None where there is none."""

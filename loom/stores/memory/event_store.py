@@ -17,6 +17,7 @@ from loom.stores.judge import (
     Truncate,
     WriteOp,
 )
+from loom.stores.memory.subjects import find_subject
 from loom.stores.rows import observation_of
 
 if TYPE_CHECKING:
@@ -152,6 +153,11 @@ class MemoryEventStore:
         for future in self._closing:
             if not future.done():
                 future.set_result(None)
+
+    async def find_subject(self, subject: str) -> list[str]:
+        """Every stream of the chains that belong to a subject."""
+        await self._turn()
+        return find_subject(self._log.index, subject)
 
     def shard_of(self, stream_id: str) -> int:
         """See :meth:`loom.stores.contracts.OwningEventStore.shard_of`."""

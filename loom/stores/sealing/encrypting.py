@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from loom.stores.contracts import OwningEventStore
@@ -14,7 +14,7 @@ from loom.stores.sealing.handover import OpeningListener
 from loom.stores.sealing.keyring import KeyRing
 from loom.stores.sealing.marker import SealingCapability
 from loom.stores.sealing.nonces import NonceSource, nonce_source
-from loom.stores.sealing.opener import Opener, Status, is_log
+from loom.stores.sealing.opener import Opened, Opener, Status, is_log
 from loom.stores.sealing.paths import SensitiveMap
 from loom.stores.sealing.sealer import Sealer
 from loom.stores.sealing.subjects import Subjects
@@ -68,7 +68,7 @@ class EncryptingEventStore:
     Closing closes the inner store, and leaves the key store to whoever opened it.
     """
 
-    FORWARDED: Final = ("notify", "mint_id", "health", "scan_open_logs")
+    FORWARDED: Final = ("notify", "mint_id", "health", "scan_open_logs", "find_subject")
     """Optional methods of the inner store that are as good through this one; absent where they are there."""
     REFUSED: Final = ("write", "snapshot", "open", "assign")
     """Ways around the sealing, or of stores that stand beside the inner one: refused here."""
@@ -175,6 +175,16 @@ class EncryptingEventStore:
     ) -> list[Envelope]:
         """Read as ``read`` does, but what cannot be opened is redacted in a log too: for erasure and export."""
         return [await self._quiet(e) for e in await self._inner.read(stream_id, from_sequence, limit)]
+
+    async def survey(self, stream_id: str, from_sequence: int = 0, limit: int = 1000) -> list[Opened]:
+        """Read as ``read_redacted`` does, and say of each envelope whether it opens here."""
+        stored = await self._inner.read(stream_id, from_sequence, limit)
+        self._subjects.note(stored)
+        found = [await self._opener.open(envelope) for envelope in stored]
+        return [
+            replace(o, envelope=self._opener.redacted(o.envelope)) if o.status is Status.LOCKED else o
+            for o in found
+        ]
 
     async def subscribe(self, stream_id: str, from_sequence: int = 0) -> AsyncIterator[Envelope]:
         """See :meth:`loom.stores.contracts.EventStore.subscribe`. What cannot be opened here is left out, and told."""

@@ -10,6 +10,7 @@ from loom.stores.keys.contract import KeyStore
 from loom.stores.keys.factory import open_keys
 from loom.stores.sealing.checkpoints import check_checkpoints, seals
 from loom.stores.sealing.encrypting import EncryptingEventStore
+from loom.stores.sealing.shred import SubjectRecords
 from loom.stores.sealing.snapshots import EncryptingSnapshotStore
 
 if TYPE_CHECKING:
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SealedStores:
-    """Stores to use; ``opened`` is a key store that was opened for them, to be closed after them."""
+    """Stores to use, and what erasure works on; ``opened`` is a key store opened for them, to be closed after them."""
 
     events: EventStore
     snapshots: SnapshotStore | None
+    subjects: SubjectRecords
     opened: KeyStore | None = None
 
 
@@ -56,4 +58,5 @@ def seal_stores(
         legacy = config.sealing.legacy_plaintext
         snapshots = EncryptingSnapshotStore(snapshots, shared, legacy_plaintext=legacy, events=at_rest)
     check_checkpoints(events, snapshots, allow_plaintext=config.sealing.allow_plaintext_checkpoints)
-    return SealedStores(events, snapshots, opened)
+    subjects = SubjectRecords(events, shared if isinstance(shared, KeyStore) else None, snapshots)
+    return SealedStores(events, snapshots, subjects, opened)

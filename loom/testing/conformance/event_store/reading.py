@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import InvalidInputError
+from loom.ids import inbox_stream
 from loom.schemas.envelope import EVENT_SCHEMA, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, Observation, StreamAppend
 from loom.testing.conformance.event_store.support import (
@@ -181,3 +182,22 @@ class ReadingConformance(LogSuite):
         info = await store.info(stream_id)
         assert info is not None
         assert (info.head, info.status) == (3, Kind.EXECUTION_COMPLETED)
+
+    async def test_the_streams_of_a_subject_are_found(self, bench: EventBench) -> None:
+        store, mine = await bench.open(), bench.chain()
+        find: Any = getattr(store, "find_subject", None)
+        if find is None:
+            return  # a guarded store refuses it by name
+        subject, heir, gone, other = f"s-{mine}", bench.chain(), bench.chain(), bench.elsewhere()
+        for stream_id, chain_id in ((mine, mine), (heir, mine), (gone, gone)):
+            data: dict[str, Json] = {"workflow": "w", "input": None, "chainId": chain_id, "subject": subject}
+            first = event(f"{stream_id}#0", Kind.EXECUTION_STARTED, **data)
+            await store.append(StreamAppend(stream_id, (first,), expected_head=NO_EVENTS, fence=1))
+        await store.append(started(other))
+        for chain_id in (mine, other):
+            message = event(f"m-{chain_id}", Kind.INBOX_MESSAGE, topic="t", payload=1, messageId="m")
+            await store.append(StreamAppend(inbox_stream(chain_id, "t"), (message,)))
+        await store.delete(gone)
+        assert sorted(await find(subject)) == sorted([mine, heir, inbox_stream(mine, "t")])
+        assert sorted(await find(other)) == sorted([other, inbox_stream(other, "t")])
+        assert await find("nobody") == []
