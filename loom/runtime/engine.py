@@ -92,6 +92,7 @@ class Engine:
         self.patience_ms = config.storage_patience_ms
         self.alive: Callable[[], bool] = lambda: True
         self._firsts = Firsts()
+        self._seals = hasattr(self.events, "sealing_capability")
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pool = (
             ThreadPoolExecutor(config.step_threads, thread_name_prefix="loom-step") if drives else None
@@ -175,6 +176,10 @@ class Engine:
         if not found or found[0].sequence != 0 or found[0].type != Kind.EXECUTION_STARTED:
             return None
         return self._firsts.put(found[0])
+
+    def remember_first(self, started: Envelope) -> None:
+        """Keep what verbs need of a first event that this process wrote; it may rest sealed, though it is open here."""
+        self._firsts.put(started, sealed=self._seals)
 
     def erased(self, execution_id: str) -> None:
         """The execution's subject was erased: nothing that this node still holds of it in the clear is used any more."""

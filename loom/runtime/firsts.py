@@ -41,14 +41,14 @@ class Firsts:
             known = None if held is None else held[1]
         return known
 
-    def put(self, started: Envelope) -> Envelope:
-        """Remember what verbs need of a first event, and return it."""
+    def put(self, started: Envelope, *, sealed: bool = False) -> Envelope:
+        """Remember what verbs need of a first event, and return it. ``sealed``: it is at rest, if not marked here."""
         known = started.data
         data: dict[str, Json] = {key: known[key] for key in KEPT if key in known}
         slim = Envelope(
             started.id, started.stream_id, 0, started.type, started.timestamp, data, started.metadata
         )
-        if SEAL in started.metadata:
+        if sealed or SEAL in started.metadata:
             self._expire()
             self._sealed.pop(started.stream_id, None)
             self._sealed[started.stream_id] = (self._now() + FRESH_S, slim)
