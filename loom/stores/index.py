@@ -232,7 +232,7 @@ class StreamIndex:
             entry = self._table.entry(stream_id)
             if not entry.row.deleted:
                 self._table.replace_row(stream_id, entry, merge_rows(entry.row, row))
-        if self._table.overdue:
+        if self._table.overfull:
             self._table.maintain()
 
     def load_event(self, stream_id: str, facts: EventFacts, value: bytes) -> None:
@@ -248,7 +248,7 @@ class StreamIndex:
                 self._load_out_of_turn(stream_id, entry, facts, value)
             for inbox, position in facts.consumed:
                 self._consume(inbox, position)
-        if table.overdue:
+        if table.bytes > table.hard_limit:  # the keeper of the file, if it has one, is behind
             table.maintain()
 
     def _load_out_of_turn(self, stream_id: str, entry: Entry, facts: EventFacts, value: bytes) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from loom.config import Config
@@ -14,7 +16,7 @@ from loom.processors.fold_partition import FoldSettings
 from loom.runtime import Client
 from loom.schemas.envelope import NewEvent
 from loom.stores.contracts import StreamAppend
-from loom.testing.bench.fleet import PAYLOAD, fleet, make_topics, many_steps, one_step, owning, parked
+from loom.testing.bench.fleet import PAYLOAD, fleet, make_topics, many_steps, one_step, parked
 from loom.testing.bench.references import Figure, summarise
 from loom.topics.catalogue import Catalogue
 from loom.topics.partitioner import mint
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 WARM_S: Final = 1.5
 AT_ONCE: Final = 256
+CHECKPOINT_S: Final = 10.0
+"""In that time a node that serves has written its first checkpoint."""
 
 
 async def executions(
@@ -166,14 +170,18 @@ async def is_parked(runtime: Runtime, execution_id: str) -> None:
             await asyncio.sleep(0.002)
 
 
-async def takeover(bootstrap: str, *, events: int, **settings: Any) -> tuple[float, float]:
-    """Seconds to take over one partition that holds ``events`` events: cold, and with a local checkpoint."""
+async def takeover(bootstrap: str, *, events: int, **settings: Any) -> tuple[float, float, float]:
+    """Seconds until a node that starts serves one partition: of ``events`` events, again with its checkpoint, and empty."""
     async with fleet(bootstrap, None, partitions=1, **settings) as runtime:
         prefix = runtime.config.topic_prefix
+    empty = await timed_open(bootstrap, prefix, settings)
+    async with fleet(bootstrap, None, partitions=1, prefix=prefix, **settings) as runtime:
         await fill(runtime, events)
-    cold = await timed_open(bootstrap, prefix, settings)
-    warm = await timed_open(bootstrap, prefix, settings)
-    return cold, warm
+    with tempfile.TemporaryDirectory(prefix="loom-bench-") as folder:
+        kept = settings | {"data_dir": Path(folder), "node_id": "bench-kept"}
+        cold = await timed_open(bootstrap, prefix, kept, stays_s=CHECKPOINT_S)
+        warm = await timed_open(bootstrap, prefix, kept)
+    return cold, warm, empty
 
 
 async def fill(runtime: Runtime, count: int) -> None:
@@ -191,9 +199,10 @@ async def fill(runtime: Runtime, count: int) -> None:
         await asyncio.gather(*(one() for _ in range(AT_ONCE)))
 
 
-async def timed_open(bootstrap: str, prefix: str, settings: dict[str, Any]) -> float:
-    """Seconds from opening a node to its owning the one partition."""
+async def timed_open(bootstrap: str, prefix: str, settings: dict[str, Any], *, stays_s: float = 0.0) -> float:
+    """Seconds from opening a node to its owning the one partition, where it then stays for a while."""
     began = time.perf_counter()
-    async with fleet(bootstrap, None, partitions=1, prefix=prefix, **settings) as runtime:
-        await owning(runtime, 1)
-        return time.perf_counter() - began
+    async with fleet(bootstrap, None, partitions=1, prefix=prefix, **settings):
+        took = time.perf_counter() - began
+        await asyncio.sleep(stays_s)
+    return took
