@@ -95,5 +95,10 @@ class PartitionView:
     async def _fresh(self, look: Callable[[StreamIndex], Found], deadline_ms: int | None) -> Found:
         deadline = Deadline.after(self._settings.deadline_ms if deadline_ms is None else deadline_ms)
         async with self._turn:
-            await asyncio.to_thread(self._takeover.read, deadline, lambda: None)
+            await asyncio.to_thread(self._read, deadline)
             return look(self._index)
+
+    def _read(self, deadline: Deadline) -> None:
+        self._takeover.read(deadline, lambda: None)
+        if self._index.overdue:
+            self._index.maintain()
