@@ -87,6 +87,8 @@ class Leases(_Section):
 
     enabled: bool = True
     acquire: Literal["lazy", "eager"] = "lazy"
+    lazy_grace_ms: int | None = Field(default=None, ge=0)
+    """How long a fresh run drives before it takes a lease; none: a third of ``ttl_ms``."""
     ttl_ms: int = Field(default=30_000, ge=MIN_TTL_MS)
     on_store_error: Literal["stop", "continue"] = "stop"
 

@@ -20,6 +20,7 @@ from loom.runtime.queries import Queries
 from loom.runtime.sealed import refused_as, refused_while_reading_as
 from loom.runtime.signals import ErrorCallback, Signals, WarnCallback
 from loom.runtime.subjects import SubjectVerbs
+from loom.runtime.surroundings import SYSTEM
 from loom.runtime.verbs import Verbs
 from loom.runtime.wake_rows import rebuild_wakes
 from loom.stores.sealing.checkpoints import check_checkpoints
@@ -57,6 +58,7 @@ class Client(SubjectVerbs):
     """
 
     _drives = False
+    _surroundings = SYSTEM
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class Client(SubjectVerbs):
             on_fatal=self._on_fatal,
             keys=self._keys,
         )
-        extra = {} if self._ids is None else {"ids": self._ids}
+        extra: dict[str, Any] = {} if self._ids is None else {"ids": self._ids}
         self._engine = Engine(
             self.config,
             self._stores,
@@ -127,6 +129,7 @@ class Client(SubjectVerbs):
             self._signals,
             clock=self._clock,
             drives=self._drives,
+            surroundings=self._surroundings,
             **extra,
         )
         self._driving = Driving(self._engine)

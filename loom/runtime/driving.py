@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import (
     ExecutionAlreadyExistsError,
+    LeaseError,
+    LeaseHeldError,
+    LeaseLostError,
     LoomError,
     PayloadShreddedError,
     SealedPayloadUnreadableError,
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from loom.kernel.state import ExecutionState
+    from loom.runtime.claims import Claim
     from loom.runtime.engine import Engine
 
 
@@ -53,7 +57,7 @@ class Driving(Reading):
     """Takes executions up on this node.
 
     ``hint`` is told of instants at which a wake row falls due, ``abandoned`` of executions that this node drove and
-    drives no longer.
+    drives no longer, ``undecided`` of those that it would drive, were it not for another's lease.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -64,6 +68,7 @@ class Driving(Reading):
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
         self.hint: Callable[[int], None] = lambda _at: None
         self.abandoned: Callable[[str], None] = lambda _execution_id: None
+        self.undecided: Callable[[str], None] = lambda _execution_id: None
 
     # One at a time --------------------------------------------------------------------------------------------------
 
@@ -170,9 +175,15 @@ class Driving(Reading):
         Raises:
             WrongHeadError: it is no longer as read: another was first.
         """
+        engine = self._engine
         run = self.prepare(loaded, workflow)
         if run is None:
             return None
+        stolen = False
+        if engine.leasing is not None and not _is_fresh(loaded):
+            stolen = loaded.state.status == "suspended"  # the fence will prove that nobody drives it
+            if not await self._enter(run, stands_down=not stolen):
+                return None
         try:
             fence = await self._fence(run, loaded.observation)
         except WrongHeadError:
@@ -180,6 +191,8 @@ class Driving(Reading):
         except BaseException:
             self.abandoned(run.id)  # the fence may be ours
             raise
+        if stolen and run.lease is None and engine.leasing is not None:
+            await engine.leasing.steal(run)
         for topic, messages in (unread or {}).items():
             run.waiting.feeds.seed(topic, messages)
         return self._adopt(run, fence)
@@ -203,13 +216,30 @@ class Driving(Reading):
             return None
         return run
 
-    async def _fence(self, run: Run, seen: Observation) -> int:
+    async def _enter(self, run: Run, *, stands_down: bool = True, insists: bool = False) -> bool:
+        """Lease before fence: a live driver of another node is stood down on, no fence is taken (D11, 1)."""
+        engine = self._engine
+        assert engine.leasing is not None
+        try:
+            await engine.leasing.enter(run)
+        except LeaseError as error:
+            if isinstance(error, LeaseHeldError) and not stands_down:
+                return True
+            run.stop()
+            if insists:
+                raise
+            self.undecided(run.id)
+            return False
+        return True
+
+    async def _fence(self, run: Run, seen: Observation, *, claimed: bool = False) -> int:
         engine = self._engine
         owner = fence_owner(engine.node, seen.head, engine.event_id())
         try:
             return await engine.patiently(lambda: engine.events.acquire_fence_if(run.id, seen, owner), run.id)
         except BaseException:
             run.stop()
+            engine.leave(run, row_stays=claimed)
             raise
 
     def _adopt(self, run: Run, fence: int, recovered: Envelope | None = None) -> Run:
@@ -222,7 +252,7 @@ class Driving(Reading):
         run.take_up(fence, recovered)
         return run
 
-    def begin(self, started: Envelope) -> Run | None:
+    def begin(self, started: Envelope, claim: Claim | None = None) -> Run | None:
         """Drive a fresh execution whose first event this node has just appended, under its first fence."""
         engine = self._engine
         info = facts.info_of_start(started)
@@ -233,6 +263,8 @@ class Driving(Reading):
             return None
         run = Run(engine, flow, info, None, head=0, fence=facts.FIRST_FENCE)
         run.note(started)
+        if claim is not None and engine.leasing is not None:
+            engine.leasing.hand_over(claim, run)
         engine.register(run)
         engine.remember_first(started)  # its first verb need not read
         run.begin()
@@ -279,14 +311,18 @@ class Driving(Reading):
         previous: str | None = None,
         by: str | None = None,
         workflow: str | None = None,
+        insists: bool = False,
     ) -> Run | None:
-        """Take over an execution whose driver is gone: replay, a conditional EXECUTION_RECOVERED, then the fence.
+        """Take over an execution whose driver is gone: replay, lease, a conditional EXECUTION_RECOVERED, then the fence.
 
         Called under ``exclusive``. Returns None where another was first, or the flow cannot go on here.
+
+        Raises:
+            LeaseHeldError, LeaseStoreTimeoutError: another driver lives, or nobody can say; only told if ``insists``.
         """
         engine, seen = self._engine, loaded.observation
         run = self.prepare(loaded, workflow)
-        if run is None:
+        if run is None or (engine.leasing is not None and not await self._enter(run, insists=insists)):
             return None
         known: dict[str, Json] = {
             "reason": reason,
@@ -300,14 +336,18 @@ class Driving(Reading):
         metadata = facts.stamp(by) | {"node": engine.node}
         event = NewEvent(engine.event_id(), Kind.EXECUTION_RECOVERED, data, metadata)
         append = StreamAppend(run.id, (event,), observation=seen)
+        claimed = False
         try:
             done = await engine.patiently(lambda: engine.events.append(append), run.id)
-            fence = await self._fence(run, Observation(done.head, seen.fence, seen.anchor))
+            claimed = True
+            fence = await self._fence(run, Observation(done.head, seen.fence, seen.anchor), claimed=True)
         except (WrongHeadError, StaleFenceError):
             run.stop()
+            engine.leave(run, row_stays=claimed)
             return None
         except BaseException:
             run.stop()
+            engine.leave(run, row_stays=claimed)
             self.abandoned(run.id)  # the fence may be ours
             raise
         recovered = Envelope(event.id, run.id, done.head, event.type, done.timestamp, data, event.metadata)
@@ -315,18 +355,25 @@ class Driving(Reading):
 
     def continued(self, run: Run, data: dict[str, Any]) -> None:
         """A run of this node continued as new: its successor stands, under its first fence."""
+        engine = self._engine
         event: NewEvent = data.pop("event")
+        claim: Claim | None = data.pop("claim")
         successor = str(data["successorId"])
         stamped = run.journal.companions[0]
         started = Envelope(event.id, successor, 0, event.type, stamped.timestamp, event.data, event.metadata)
-        if self._engine.live() and self._engine.owns(run.chain_id):
-            self.begin(started)  # else the owner does
+        if engine.live() and engine.owns(run.chain_id):
+            self.begin(started, claim)
+        elif claim is not None:
+            engine.leave(claim)  # the owner drives it
 
     # Losing ---------------------------------------------------------------------------------------------------------
 
     def journal_failed(self, run: Run, error: BaseException) -> None:
         """Somebody else appended, or the store gave up: find out which, and act."""
         engine = self._engine
+        if isinstance(error, LeaseLostError):
+            engine.lease_lost(run, error.reason)
+            return
         if isinstance(error, WrongHeadError | StaleFenceError):
             engine.spawn(self._conflict(run), run.id)
             return
@@ -378,6 +425,17 @@ class Driving(Reading):
     def timers_of(self, state: ExecutionState) -> tuple[int, ...]:
         """Instants for which a parked execution needs a wake row."""
         return wakes_of(load_waits(state.waits)) if state.status == "suspended" else ()
+
+
+def _is_fresh(loaded: Loaded) -> bool:
+    """Whether nobody can have left a lease: a start by a verb, that no driver has touched, of no predecessor."""
+    first = loaded.history[0]
+    return (
+        len(loaded.history) == 1
+        and loaded.observation.fence == facts.FIRST_FENCE
+        and "node" not in first.metadata
+        and "continuedFrom" not in first.data
+    )
 
 
 def ended(envelopes: Sequence[Envelope]) -> bool:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from loom.kernel.commands import Complete, ContinueAsNew, Fail
 from loom.kernel.inbox import carried_inbox
 from loom.runtime import facts
+from loom.runtime.claims import claim_successor
 from loom.runtime.sizes import json_size
 from loom.schemas.envelope import Json, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, Outgoing, StreamAppend
 
 if TYPE_CHECKING:
+    from loom.runtime.claims import Claim
     from loom.runtime.run import Run
 
 TOO_LARGE = "InvalidInputError"
@@ -73,9 +76,27 @@ def _close(run: Run, kind: str, data: dict[str, Json]) -> None:
 
 
 def _continue(run: Run, command: ContinueAsNew, weight: int) -> None:
+    successor = run.engine.mint_beside(run.chain_id)
+    if run.engine.leasing is None:
+        _continued(run, command, weight, successor, None)
+    else:
+        run.hold()
+        run.engine.spawn(_leased(run, command, weight, successor), run.id)
+
+
+async def _leased(run: Run, command: ContinueAsNew, weight: int, successor: str) -> None:
+    """The successor is leased before it exists, while its predecessor still holds (D11, 1)."""
+    claim = await claim_successor(run, successor)
+    if run.active:
+        run.first(partial(_continued, run, command, weight, successor, claim))
+        run.release()
+    elif claim is not None:
+        run.engine.leave(claim)
+
+
+def _continued(run: Run, command: ContinueAsNew, weight: int, successor: str, claim: Claim | None) -> None:
     """Both events in one transaction: no message can fall between two executions of one chain."""
     engine, info = run.engine, run.info
-    successor = engine.mint_beside(run.chain_id)
     fact = facts.started(
         command.workflow,
         command.input,
@@ -94,4 +115,4 @@ def _continue(run: Run, command: ContinueAsNew, weight: int) -> None:
     run.note(
         run.journal.push(Kind.EXECUTION_CONTINUED, data, engine.stamp, companions=(append,), weight=weight)
     )
-    _close(run, Kind.EXECUTION_CONTINUED, data | {"event": event})
+    _close(run, Kind.EXECUTION_CONTINUED, data | {"event": event, "claim": claim})

@@ -6,8 +6,6 @@ import asyncio
 import contextvars
 import inspect
 import itertools
-import random
-import secrets
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,12 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from loom.errors import InvalidIdError, LeaseLostError, LoomError, StoreError
 from loom.ids import IdSource, ulid
+from loom.kernel.evidence import CONTINUE
 from loom.kernel.machine import DecisionSources
 from loom.runtime.alarms import Alarms
 from loom.runtime.backoff import Backoff
+from loom.runtime.claims import Claim
 from loom.runtime.firsts import Firsts
 from loom.runtime.patience import patiently
 from loom.runtime.phase import Phase
+from loom.runtime.surroundings import SYSTEM, Surroundings
 from loom.runtime.waiters import MOVED, Ending, Waiters
 from loom.schemas.envelope import EVENT_SCHEMA, Envelope, Json, Kind
 from loom.stores.contracts import OwningEventStore, WakeRow
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from loom.config import Config
     from loom.kernel.flow import FlowRegistry
+    from loom.runtime.driver_leases import DriverLeases
     from loom.runtime.driving import Driving
     from loom.runtime.factory import Stores
     from loom.runtime.run import Run
@@ -64,6 +66,7 @@ class Engine:
         clock: Clock,
         ids: IdSource = ulid,
         drives: bool,
+        surroundings: Surroundings = SYSTEM,
     ) -> None:
         self.config = config
         self.events: EventStore = GuardedEventStore.over(stores.events)
@@ -77,9 +80,10 @@ class Engine:
         self.ids = ids
         self.drives = drives
         self.loop = asyncio.get_running_loop()
-        self.node = f"{config.node_id}:{secrets.token_hex(4)}"
+        self.surroundings = surroundings
+        self.node = f"{config.node_id}:{surroundings.token(4)}{mode_of(config)}"
         self.stamp: dict[str, Json] = {"schema": EVENT_SCHEMA, "node": self.node}
-        self.sources = DecisionSources(clock, random.random, ids)
+        self.sources = DecisionSources(clock, surroundings.draw, ids)
         self.alarms = Alarms(clock)
         self.backoff = Backoff(clock)
         self.runs: dict[str, Run] = {}
@@ -93,11 +97,12 @@ class Engine:
         self.alive: Callable[[], bool] = lambda: True
         self._firsts = Firsts()
         self._seals = hasattr(self.events, "sealing_capability")
+        self.leasing: DriverLeases | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pool = (
             ThreadPoolExecutor(config.step_threads, thread_name_prefix="loom-step") if drives else None
         )
-        self._event_prefix = f"{secrets.token_hex(6)}-"
+        self._event_prefix = f"{surroundings.token(6)}-"
         self._events_made = itertools.count()
         self.closed = False
         self._partitions = self._known_placement()
@@ -249,8 +254,10 @@ class Engine:
         self.runs[run.id] = run
         self.chains[run.chain_id] = run
 
-    def forget(self, run: Run) -> None:
-        """It does so no longer."""
+    def forget(self, run: Run, *, row_stays: bool = False) -> None:
+        """It does so no longer. ``row_stays`` leaves its lease's row to expire: others may do what it could not."""
+        if run.lease is not None:
+            self.leave(run, row_stays=row_stays)
         if self.runs.get(run.id) is run:
             del self.runs[run.id]
             if run.successor is not None:
@@ -269,6 +276,8 @@ class Engine:
     def parked(self, run: Run) -> None:
         """A park is durable: rows that no wait of it has are retired."""
         self.retire(run, run.waiting.rows - run.timers())
+        if run.lease is not None:
+            self.leave(run)
 
     def rests(self, run: Run) -> None:
         """A parked run found nothing to do: it stays in memory among the last ``max_resident``.
@@ -277,6 +286,8 @@ class Engine:
         """
         if not run.evictable():
             return
+        if run.lease is not None:  # had for a wake that came to nothing
+            self.leave(run)
         if not self.owns(run.chain_id):
             self.drop(run)
             return
@@ -312,17 +323,43 @@ class Engine:
 
     def ended(self, run: Run, kind: str, data: dict[str, Json]) -> None:
         """A terminal event is durable."""
+        released = None if run.lease is None else self.leave(run)
         self.forget(run)
         if run.waiting.rows:
             self.retire(run, set(run.waiting.rows))
         if kind == Kind.EXECUTION_CONTINUED:
             self.driving.continued(run, data)
-        self.waiters.ended(run.id, Ending(kind, data))
+        if released is None:
+            self.waiters.ended(run.id, Ending(kind, data))
+        else:  # whoever acts on the end finds no lease in its way
+            released.add_done_callback(lambda _: self.waiters.ended(run.id, Ending(kind, data)))
 
-    def orphaned(self, run: Run, error: BaseException) -> None:
+    def leave(self, run: Run | Claim, *, row_stays: bool = False) -> asyncio.Task[None] | None:
+        """A run needs its lease no longer; the task ends once it is given back."""
+        return None if self.leasing is None else self.leasing.leave(run, forget=row_stays)
+
+    async def still_fenced(self, execution_id: str) -> bool:
+        """Whether this node's run of an execution still holds its fence: then a missing lease row was lost, not taken."""
+        run = self.runs.get(execution_id)
+        info = await self.events.info(execution_id)
+        return run is not None and info is not None and info.fence == run.journal.fence
+
+    def may_wake(self, run: Run) -> bool:
+        """Whether a parked run may go on now; if not, it is told to look again once it holds a lease."""
+        return self.leasing is None or self.leasing.may_wake(run, run.look)
+
+    def lease_lost(self, run: Run | Claim, reason: str) -> None:
+        """Another may drive it from now on: its effects are given up and nothing is appended (superseded, not failed)."""
+        if not isinstance(run, Claim) and self.runs.get(run.id) is run:
+            self.signals.warn(f"lease lost ({reason}): this node stops the run", run.id)
+            self.orphaned(run, LeaseLostError(run.id, reason))
+        else:
+            run.stop(LeaseLostError(run.id, reason))
+
+    def orphaned(self, run: Run, error: BaseException, *, row_stays: bool = False) -> None:
         """A run was dropped while its execution is this node's to drive: it is looked at again."""
         run.stop(error)
-        self.forget(run)
+        self.forget(run, row_stays=row_stays)
         self.driving.abandoned(run.id)
         if run.successor is not None:
             self.driving.abandoned(run.successor)  # it may stand all the same
@@ -341,14 +378,14 @@ class Engine:
         """The flow cannot go on here (diverged, stuck, sealed): nothing more is appended, the log stays as it is."""
         self.signals.error(error, run.id)
         self.backoff.failed(run.id)
-        self.orphaned(run, error)
+        self.orphaned(run, error, row_stays=True)
         self.waiters.refused(run.id, error)
 
     def failed(self, run: Run, error: Exception) -> None:
         """Driving failed in a way that nobody foresaw: the run is dropped, and its execution looked at again later."""
         self.signals.repeated_error(error, run.id)
         self.backoff.failed(run.id)
-        self.orphaned(run, error)
+        self.orphaned(run, error, row_stays=True)
 
     def journal_failed(self, run: Run, error: BaseException) -> None:
         """The journal latched: find out who was first, and stop or go on accordingly."""
@@ -395,3 +432,8 @@ class Engine:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self.waiters.close(StoreError("the runtime was closed; ask another for the result"))
+
+
+def mode_of(config: Config) -> str:
+    """What every reader of a node's rows must know of it."""
+    return CONTINUE if config.leases.on_store_error == "continue" else ""

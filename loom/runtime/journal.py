@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from loom.errors import PayloadTooLargeError, PublishRefusedError, StoreError
+from loom.errors import LeaseLostError, PayloadTooLargeError, PublishRefusedError, StoreError
 from loom.runtime.patience import Patient, append_patiently
 from loom.schemas.envelope import Envelope, Json, NewEvent
 from loom.stores.contracts import Appended, Outgoing, StreamAppend
@@ -50,6 +50,11 @@ class _Beside:
     weight: int
 
 
+def _always() -> bool:
+    """Stands in where nobody judges."""
+    return True
+
+
 def _nothing(*_ignored: object) -> None:
     """Stands in once nobody listens."""
 
@@ -65,6 +70,7 @@ class Journal:
         "_beside",
         "_buffer",
         "_flight",
+        "_gate",
         "_host",
         "_loop",
         "_on_failed",
@@ -91,8 +97,10 @@ class Journal:
         fence: int,
         on_settled: Callable[[], None],
         on_failed: Callable[[BaseException], None],
+        gate: Callable[[], bool] = _always,
     ) -> None:
         self._host = host
+        self._gate = gate
         self._loop = loop
         self.stream_id = stream_id
         self.head = self.tail = head
@@ -179,6 +187,7 @@ class Journal:
     def detach(self) -> None:
         """Tell the run nothing more: it is gone."""
         self._on_settled = self._on_failed = _nothing
+        self._gate = _always
 
     async def alone(
         self, kind: str, data: dict[str, Json], metadata: dict[str, Json], outgoing: tuple[Outgoing, ...]
@@ -192,6 +201,9 @@ class Journal:
         """
         assert not self._buffer, "an event that goes alone has nothing before it"
         if self.failed is not None:
+            return None
+        if not self._gate():
+            self._fail(LeaseLostError(self.stream_id, "not shown to be alive"))
             return None
         event = NewEvent(self._host.event_id(), kind, data, metadata)
         append = StreamAppend(
@@ -219,7 +231,10 @@ class Journal:
     def flush(self) -> None:
         """Let what was given out travel, behind what is on its way; the run calls it when it comes to rest."""
         if self._flight is None and self.failed is None and self._buffer:
-            self._flight = self._loop.create_task(self._travel())
+            if self._gate():
+                self._flight = self._loop.create_task(self._travel())
+            else:
+                self._loop.call_soon(self._fail, LeaseLostError(self.stream_id, "not shown to be alive"))
 
     async def _travel(self) -> None:
         count = self._batch()

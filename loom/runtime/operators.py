@@ -66,7 +66,11 @@ class Operators:
         principal: Principal | None,
         flow: FlowDefinition[..., Any] | str | None,
     ) -> Handle[Any]:
-        """Take an execution over on an operator's word, if need be with another flow (``resume_as``)."""
+        """Take an execution over on an operator's word, if need be with another flow (``resume_as``).
+
+        Raises:
+            LeaseHeldError: another node's lease says that it drives the execution now.
+        """
         engine = self._engine
         workflow = flow.name if isinstance(flow, FlowDefinition) else flow
         if isinstance(flow, FlowDefinition):
@@ -83,7 +87,9 @@ class Operators:
                 loaded = await self._verbs.loaded(execution_id)
                 if loaded.state.finished:
                     raise ExecutionFinishedError(reason, execution_id, loaded.state.status)
-                if await engine.driving.recover(loaded, reason, "operator", by=by, workflow=workflow):
+                if await engine.driving.recover(
+                    loaded, reason, "operator", by=by, workflow=workflow, insists=True
+                ):
                     return Handle(engine, execution_id, None, engine.waiters.of(execution_id))
         raise WrongHeadError(execution_id, NO_EVENTS, NO_EVENTS)
 

@@ -7,33 +7,21 @@ may take their executions over. Evidence that cannot be read is no evidence: not
 from __future__ import annotations
 
 import asyncio
-import time
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from loom.errors import StoreError
+from loom.errors import LoomError
+from loom.runtime.lease_calls import MARGIN_DIVISOR, LeaseCalls
+from loom.runtime.surroundings import SYSTEM, Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from loom.runtime.signals import Signals
     from loom.schemas.envelope import Json
-    from loom.stores.contracts import LeaseStore
+    from loom.stores.contracts import LeaseStore, Presence
 
-MARGIN_DIVISOR: Final = 6
 BEATS_PER_TTL: Final = 3
 SOONER_S: Final = 0.25
-CALL_BOUND_MS: Final = 1_000
-"""A beat is bounded by the smaller of this and TTL/6 (clauses.md, "Wake rows, leases")."""
-
-
-class Evidence(Enum):
-    """What is known of an incarnation."""
-
-    LIVE = "live"
-    EXPIRED = "expired"
-    QUIET = "quiet"
-    ABSENT = "absent"
 
 
 class PresenceKeeper:
@@ -54,7 +42,11 @@ class PresenceKeeper:
         on_lapsed: Callable[[], None],
         on_regained: Callable[[], None],
         on_emptied: Callable[[], None],
+        surroundings: Surroundings = SYSTEM,
+        calls: LeaseCalls | None = None,
+        stops: bool = True,
     ) -> None:
+        """``calls`` are shared with the node's leases; without ``stops`` the node never lapses (mode ``continue``)."""
         self._leases = leases
         self._node = node
         self._ttl_ms = ttl_ms
@@ -64,21 +56,27 @@ class PresenceKeeper:
         self._beat_at: tuple[float, float] | None = None
         self._lapsed = True
         self._epoch: str | None = None
-        self._quiet_until = 0.0
+        self._monotonic, self._wall = surroundings.monotonic, surroundings.wall
+        self._lasts_s = (ttl_ms - ttl_ms // MARGIN_DIVISOR) / 1000
+        self._stops = stops
+        self._emptied_until = 0.0
+        self.calls = LeaseCalls(ttl_ms, signals, surroundings) if calls is None else calls
         self._task: asyncio.Task[None] | None = None
 
     def is_live(self) -> bool:
         """Whether this node's own row stands beyond doubt: only then may its runs act."""
         if self._beat_at is None:
             return False
-        limit_s = (self._ttl_ms - self._ttl_ms // MARGIN_DIVISOR) / 1000
+        if not self._stops:
+            return True
+        lasts_s = self._lasts_s
         monotonic, wall = self._beat_at
-        return time.monotonic() - monotonic < limit_s and abs(time.time() - wall) < limit_s
+        return self._monotonic() - monotonic < lasts_s and abs(self._wall() - wall) < lasts_s
 
     @property
-    def quiet(self) -> bool:
+    def emptied(self) -> bool:
         """Whether a missing row counts for nothing now: the store was emptied, or seen first, within one TTL."""
-        return time.monotonic() < self._quiet_until
+        return self._monotonic() < self._emptied_until
 
     async def start(self) -> None:
         """Beat once, then keep beating; a store that does not answer is told to ``on_storage_error``, not raised."""
@@ -93,32 +91,18 @@ class PresenceKeeper:
             self._task = None
         if leave and self._beat_at is not None:
             try:
-                async with asyncio.timeout(self._bound_s):
-                    await self._leases.leave(self._node)
-            except (StoreError, TimeoutError) as error:
+                await self.calls.bounded(self._leases.leave(self._node), self._node)
+            except (LoomError, TimeoutError) as error:
                 self._signals.storage_error(error, self._node)
 
-    async def evidence(self, nodes: Iterable[str]) -> dict[str, Evidence]:
-        """What is known of these incarnations.
+    async def rows(self, nodes: Iterable[str]) -> dict[str, Presence]:
+        """The presence rows of these incarnations; one without a row is absent.
 
         Raises:
-            StoreError, TimeoutError: it could not be read; nothing may be concluded.
+            LoomError, TimeoutError: they could not be read; nothing may be concluded.
         """
-        wanted = list(nodes)
-        if not wanted:
-            return {}
-        async with asyncio.timeout(self._bound_s):
-            await self._look_at_epoch()
-            rows = await self._leases.presence(wanted)
-        missing = Evidence.QUIET if self.quiet else Evidence.ABSENT
-        return {
-            node: missing if node not in rows else Evidence.EXPIRED if rows[node].expired else Evidence.LIVE
-            for node in wanted
-        }
-
-    @property
-    def _bound_s(self) -> float:
-        return min(self._ttl_ms / MARGIN_DIVISOR, CALL_BOUND_MS) / 1000
+        await self._look_at_epoch()
+        return await self.calls.bounded(self._leases.presence(list(nodes)), self._node)
 
     async def _keep(self) -> None:
         pause_s = self._ttl_ms / BEATS_PER_TTL / 1000
@@ -130,12 +114,13 @@ class PresenceKeeper:
             await self._beat()
 
     async def _beat(self) -> None:
-        sent = (time.monotonic(), time.time())
+        sent = (self._monotonic(), self._wall())
         try:
-            async with asyncio.timeout(self._bound_s):
-                await self._leases.beat(self._node, self._ttl_ms, details=self._details)
-                await self._look_at_epoch()
-        except (StoreError, TimeoutError) as error:
+            await self.calls.bounded(
+                self._leases.beat(self._node, self._ttl_ms, details=self._details), self._node
+            )
+            await self._look_at_epoch()
+        except (LoomError, TimeoutError) as error:
             self._signals.repeated_storage_error(error, self._node)
             if not self.is_live():
                 self._lapse()
@@ -152,10 +137,10 @@ class PresenceKeeper:
             self._on_lapsed()
 
     async def _look_at_epoch(self) -> None:
-        epoch = await self._leases.epoch()
+        epoch = await self.calls.bounded(self._leases.epoch(), self._node)
         if epoch == self._epoch:
             return
         first, self._epoch = self._epoch is None, epoch
-        self._quiet_until = time.monotonic() + self._ttl_ms / 1000
+        self._emptied_until = self._monotonic() + self._ttl_ms / 1000
         if not first:
             self._on_emptied()

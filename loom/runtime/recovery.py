@@ -1,8 +1,8 @@
 """Recovery: what nobody drives any more is found and taken over (clauses.md, point 6).
 
 When a shard is gained, and from then on now and then, its open executions are walked. A parked one gets its wake rows
-and a look into its inbox. A running one is taken over on evidence that its driver is gone: its lease is missing and the
-presence of the incarnation that last appended as its driver has expired. What cannot be judged is asked again.
+and a look into its inbox. A running one is taken over on evidence that its driver is gone (``loom.kernel.evidence``): its
+lease, or the presence of the incarnation that last took it, has expired. What cannot be judged is asked again.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import LoomError, RedriveExhaustedError, StoreError
 from loom.ids import inbox_stream
+from loom.kernel.evidence import Evidence
 from loom.kernel.inbox import load_waits, topics_of
 from loom.runtime.drivers import BY_HAND, Driver, driver_of, may_be_undriven, undriven
 from loom.runtime.driving import REFUSALS
 from loom.runtime.facts import CANCEL_TOPIC
-from loom.runtime.presence import Evidence
 from loom.runtime.wake_rows import timer_rows
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
 from loom.stores.contracts import WakeRow
 
 if TYPE_CHECKING:
     from loom.runtime.engine import Engine
-    from loom.runtime.presence import PresenceKeeper
+    from loom.runtime.evidence import EvidenceReader
     from loom.runtime.reading import Loaded
     from loom.runtime.verbs import Verbs
     from loom.stores.contracts import StreamInfo
@@ -39,11 +39,11 @@ class Recovery:
     """Walks owned shards; what could not be judged, or was dropped by this node itself, is looked at again."""
 
     def __init__(
-        self, engine: Engine, verbs: Verbs, presence: PresenceKeeper | None, is_abandoned: IsAbandoned | None
+        self, engine: Engine, verbs: Verbs, evidence: EvidenceReader | None, is_abandoned: IsAbandoned | None
     ) -> None:
         self._engine = engine
         self._verbs = verbs
-        self._presence = presence
+        self._evidence = evidence
         self._is_abandoned = is_abandoned
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._unsettled: dict[str, bool] = {}
@@ -83,6 +83,10 @@ class Recovery:
     def abandoned(self, execution_id: str) -> None:
         """This node drove it, and drives it no longer: nobody else will, while this node lives."""
         self._unsettled[execution_id] = True
+
+    def undecided(self, execution_id: str) -> None:
+        """Another may drive it; whether it still does is asked again."""
+        self._unsettled.setdefault(execution_id, False)
 
     def everything(self) -> None:
         """Walk all owned shards as if they were gained now: rows may be lost, or this node was not sure of itself."""
@@ -223,10 +227,10 @@ class Recovery:
     async def _driven(self, info: StreamInfo) -> bool:
         """Whether its driver is known to live, told without reading its log."""
         node = driver_of(info).node
-        if node in {None, self._engine.node} or may_be_undriven(info) or self._presence is None:
+        if node in {None, self._engine.node} or may_be_undriven(info) or self._evidence is None:
             return False
-        assert node is not None
-        return (await self._presence.evidence([node]))[node] in {Evidence.LIVE, Evidence.QUIET}
+        found, _ = await self._evidence.of(info.stream_id, node)
+        return found in {Evidence.LIVE, Evidence.QUIET}
 
     async def _judge(self, loaded: Loaded, driver: Driver) -> None:
         engine, execution_id = self._engine, loaded.state.execution_id
@@ -247,7 +251,7 @@ class Recovery:
         """Why its driver is held to be gone; None where it may live, or nothing is known.
 
         Raises:
-            StoreError, TimeoutError: the evidence could not be read.
+            LeaseEvidenceError: the evidence could not be read.
         """
         engine, execution_id = self._engine, loaded.state.execution_id
         if driver.node == engine.node:
@@ -255,23 +259,17 @@ class Recovery:
             return "own"
         if driver.node is not None and driver.node.startswith(BY_HAND):
             return None  # whoever took the fence by hand gives it back by hand
-        if self._is_abandoned is not None and not await self._is_abandoned(execution_id):
+        if self._evidence is None:
+            return "is_abandoned" if await self._host_agrees(execution_id) else None
+        found, why = await self._evidence.of(execution_id, driver.node)
+        if found in {Evidence.LIVE, Evidence.QUIET}:
             return None
-        if engine.leases is None or self._presence is None:
-            return "is_abandoned" if self._is_abandoned is not None else None
-        return await self._absence_of(execution_id, driver.node)
+        if found is Evidence.EXPIRED:
+            return why if self._is_abandoned is None or await self._host_agrees(execution_id) else None
+        return "is_abandoned" if await self._host_agrees(execution_id) else None
 
-    async def _absence_of(self, execution_id: str, node: str | None) -> str | None:
-        """What the lease store says against a driver's life: no lease stands, and its presence has expired."""
-        assert self._engine.leases is not None
-        assert self._presence is not None
-        lease = await self._engine.leases.get(execution_id)
-        if lease is not None and not lease.expired:
-            return None
-        if node is None:
-            return "no driver"
-        found = (await self._presence.evidence([node]))[node]
-        return f"presence {found.value}" if found in {Evidence.EXPIRED, Evidence.ABSENT} else None
+    async def _host_agrees(self, execution_id: str) -> bool:
+        return self._is_abandoned is not None and await self._is_abandoned(execution_id)
 
     # Verbs ----------------------------------------------------------------------------------------------------------
 

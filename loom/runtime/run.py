@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from loom.kernel.flow import FlowDefinition
+    from loom.runtime.driver_leases import DriverLease
     from loom.runtime.engine import Engine
     from loom.stores.contracts import Outgoing
 
@@ -66,6 +67,7 @@ class Run:
         "id",
         "info",
         "journal",
+        "lease",
         "loop",
         "machine",
         "pending",
@@ -99,7 +101,9 @@ class Run:
             fence=fence,
             on_settled=self._journal_settled,
             on_failed=self._journal_failed,
+            gate=self.may_append,
         )
+        self.lease: DriverLease | None = None
         self.steps = Steps(self)
         self.waiting = Waiting(self)
         self.phase = Phase.RUNNING
@@ -164,8 +168,17 @@ class Run:
         return state
 
     def may_act(self) -> bool:
-        """Whether an effect may start: nothing is known to have failed, and this node's evidence of life stands."""
-        return self.active and self.journal.failed is None and self.engine.live()
+        """Whether an effect may start: nothing is known to have failed, and its evidence of life stands."""
+        return self.active and self.journal.failed is None and self.may_append()
+
+    def may_append(self) -> bool:
+        """Whether it is shown to be alive: its node is, and its lease, if it has one, counts (system.md 6)."""
+        lease = self.lease
+        return self.engine.live() and (lease is None or lease.valid())
+
+    def drives(self) -> bool:
+        """Whether it is at work: such a run holds a lease once it has been for the grace."""
+        return self.active and self.phase is Phase.RUNNING
 
     def do(self, fact: Callable[[], None]) -> None:
         """Let something enter, after what is entering now."""

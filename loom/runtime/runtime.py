@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loom.runtime.client import Client
+from loom.runtime.driver_leases import DriverLeases
+from loom.runtime.evidence import EvidenceReader
+from loom.runtime.lease_keeper import LeaseKeeper
 from loom.runtime.listener import Listener
 from loom.runtime.presence import PresenceKeeper
 from loom.runtime.recovery import IsAbandoned, Recovery
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from loom.kernel.state import ExecutionState
     from loom.runtime.access import Principal
     from loom.runtime.handle import Handle
+    from loom.stores.contracts import LeaseStore
 
 DRAIN_S = 5.0
 
@@ -54,25 +58,20 @@ class Runtime(Client):
         """See :meth:`loom.runtime.client.Client.open`."""
         await super().open()
         engine = self._engine
+        evidence = None
         if engine.leases is not None and self.config.leases.enabled:
-            self._presence = PresenceKeeper(
-                engine.leases,
-                engine.node,
-                self.config.presence_ms,
-                signals=self._signals,
-                details={"flows": list(self.flows.names)},
-                on_lapsed=self._lapsed,
-                on_regained=self._regained,
-                on_emptied=self._emptied,
-            )
-            engine.alive = self._presence.is_live
-        self._recovery = Recovery(engine, self._verbs, self._presence, self._is_abandoned)
+            self._presence = self._keep_alive(engine.leases)
+            evidence = EvidenceReader(engine.leases, self._presence, engine.node)
+        self._recovery = Recovery(engine, self._verbs, evidence, self._is_abandoned)
         engine.driving.abandoned = self._recovery.abandoned
+        engine.driving.undecided = self._recovery.undecided
         if engine.wakes is not None:
             self._timers = TimerService(engine, engine.wakes, on_emptied=self._recovery.everything)
             self._timers.start()
         if self._presence is not None:
             await self._presence.start()
+        if engine.leasing is not None:
+            engine.leasing.start()
         self._recovery.start()
         if engine.owning is not None:
             engine.owning.listen(
@@ -89,11 +88,51 @@ class Runtime(Client):
             await self._recovery.stop()
         await self._engine.drain(DRAIN_S)
         await self._engine.stop_runs()
+        leasing, self._engine.leasing = self._engine.leasing, None
+        if leasing is not None:
+            await leasing.settle(DRAIN_S)
+            await leasing.close()
         if self._presence is not None:
             await self._presence.stop()
         await super().close()
 
     # Evidence of life -----------------------------------------------------------------------------------------------
+
+    def _keep_alive(self, store: LeaseStore) -> PresenceKeeper:
+        """The node's presence and its leases: one store, one mode, one view of how the store does."""
+        engine, settings = self._engine, self.config.leases
+        stops = settings.on_store_error == "stop"
+        keeper = LeaseKeeper(
+            store,
+            engine.node,
+            settings.ttl_ms,
+            signals=self._signals,
+            still_ours=engine.still_fenced,
+            surroundings=self._surroundings,
+            on_store_error=settings.on_store_error,
+        )
+        engine.leasing = DriverLeases(
+            keeper,
+            drivers=engine.runs.values,
+            on_lost=engine.lease_lost,
+            eager=settings.acquire == "eager",
+            grace_ms=settings.lazy_grace_ms,
+            on_store_error=settings.on_store_error,
+        )
+        presence = PresenceKeeper(
+            store,
+            engine.node,
+            self.config.presence_ms,
+            signals=self._signals,
+            details={"flows": list(self.flows.names)},
+            on_lapsed=self._lapsed,
+            on_regained=self._regained,
+            on_emptied=self._emptied,
+            surroundings=self._surroundings,
+            stops=stops,
+        )
+        engine.alive = presence.is_live
+        return presence
 
     def _lapsed(self) -> None:
         """This node's evidence of life cannot be relied on: others may take over, so its runs stop (clauses.md, 6)."""
@@ -124,6 +163,7 @@ class Runtime(Client):
         Raises:
             UnknownFlowError: no such flow here. ExecutionFinishedError: it has ended.
             WrongHeadError: the new flow does not match the log (``on_error`` is told where), or others were first.
+            LeaseHeldError: another node's lease says that it drives the execution now.
         """
         await self._verbs.judged("resume_as", execution_id, principal)
         return await self._operators.redrive(execution_id, "resume_as", principal, flow)
@@ -135,7 +175,7 @@ class Runtime(Client):
         """Go on with an execution from a state that was kept, on this node, once the log agrees with it.
 
         Raises:
-            InvalidInputError: the log says otherwise.
+            InvalidInputError: the log says otherwise. LeaseHeldError: as ``resume_as``.
         """
         return await self._operators.restore_from_state(execution_id, state, principal)
 
@@ -150,7 +190,11 @@ class Runtime(Client):
     ) -> list[str]:
         """Take over, on evidence, what nobody drives any more in the shards of this node; return the ids.
 
-        With an ``execution_id``, that one is taken over on the caller's word, evidence or not.
+        With an ``execution_id``, that one is taken over on the caller's word, evidence or not; only a live lease of
+        another node is a veto.
+
+        Raises:
+            LeaseHeldError: another node's lease says that it drives the execution now; it stops renewing once it is gone.
         """
         if execution_id is not None:
             await self._verbs.judged("recover", execution_id, principal)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -27,16 +26,20 @@ from loom.kernel.guard import check_ingest
 from loom.kernel.inbox import find_gate, load_waits
 from loom.kernel.values import dump_json
 from loom.runtime import endings, facts
+from loom.runtime.claims import claim_start
 from loom.runtime.drivers import NEVER, fence_owner
 from loom.runtime.handle import Handle, status_of
 from loom.runtime.journal import JournalLatched
 from loom.runtime.patience import append_patiently
+from loom.runtime.phase import Phase
 from loom.runtime.sizes import json_size
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, Appended, StreamAppend
 from loom.stores.rows import RECENT_IDS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from loom.kernel.state import ExecutionState
     from loom.runtime.access import Gatekeeper, Principal
     from loom.runtime.engine import Engine
@@ -162,11 +165,12 @@ class Verbs:
         if not drives:
             await self._append_start(append)
             return Handle(engine, execution_id, definition, future)
+        claim = await claim_start(engine, execution_id)
         engine.starting.add(execution_id)
         try:
             done = await self._append_start(append)
             engine.driving.begin(
-                Envelope(event.id, execution_id, 0, event.type, done.timestamp, fact, metadata)
+                Envelope(event.id, execution_id, 0, event.type, done.timestamp, fact, metadata), claim
             )
         except ExecutionAlreadyExistsError:
             raise
@@ -175,6 +179,8 @@ class Verbs:
             raise
         finally:
             engine.starting.discard(execution_id)
+            if claim is not None and claim.lease is not None:
+                engine.leave(claim)
         return Handle(engine, execution_id, definition, future)
 
     async def _append_start(self, append: StreamAppend) -> Appended:
@@ -302,14 +308,17 @@ class Verbs:
                 raise ExecutionFinishedError("resume", execution_id, loaded.state.status)
             if await self._answer_in_log(loaded, gate, data, by):
                 return
-            await _pause()
+            await _pause(self._engine.surroundings.draw)
         raise GateNotOpenError(execution_id, gate)
 
     async def _answer_here(self, execution_id: str, gate: str, answer: Json, by: str | None) -> bool:
         """Answer through the run of this process, if it has one."""
-        run = self._engine.runs.get(execution_id)
+        engine = self._engine
+        run = engine.runs.get(execution_id)
         if run is None or not run.active:
             return False
+        if run.phase is Phase.PARKED and run.lease is None and engine.leasing is not None:
+            await engine.leasing.enter_if_asked(run)
         try:
             if await run.perform(partial(run.waiting.answer_gate, gate, answer, by)):
                 return True
@@ -372,7 +381,7 @@ class Verbs:
                 raise ExecutionFinishedError("cancel", execution_id, loaded.state.status)
             if await self._cancel_in_log(loaded, reason, by, fenced=race >= FENCE_AFTER):
                 return
-            await _pause()
+            await _pause(self._engine.surroundings.draw)
         raise WrongHeadError(execution_id, NO_EVENTS, NO_EVENTS)
 
     async def _cancel_in_log(
@@ -430,6 +439,6 @@ class Verbs:
         return loaded
 
 
-async def _pause() -> None:
+async def _pause(draw: Callable[[], float]) -> None:
     """Let the other go first; at random, so that two do not keep step."""
-    await asyncio.sleep(random.uniform(0.001, 0.02))  # noqa: S311 - only a delay
+    await asyncio.sleep(0.001 + 0.019 * draw())

@@ -113,6 +113,8 @@ class Waiting:
         if plan.delivery is None and not plan.disposals:
             self._rest(waits)
             return False
+        if run.phase is Phase.PARKED and not run.engine.may_wake(run):
+            return False
         self._deliver(plan)
         return True
 

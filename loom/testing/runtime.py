@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from loom.config import Config
+from loom.config import MIN_TTL_MS, Config
 from loom.errors import DeadlineExceededError
 from loom.runtime import Client, Runtime, wall_clock
 from loom.stores.memory.event_store import MemoryEventStore
@@ -47,7 +47,11 @@ class MemoryFleet:
 
     def config(self, node_id: str, **settings: Any) -> Config:
         """Settings of a node of this fleet."""
-        defaults = {"recovery_interval_ms": max(50, self._ttl_ms // 2), "presence_ttl_ms": self._ttl_ms}
+        defaults = {
+            "recovery_interval_ms": max(50, self._ttl_ms // 2),
+            "presence_ttl_ms": self._ttl_ms,
+            "leases": {"ttl_ms": max(MIN_TTL_MS, self._ttl_ms)},
+        }
         return Config(
             storage="memory", node_id=node_id, partitions=self.partitions, **{**defaults, **settings}
         )
@@ -99,6 +103,9 @@ async def crash(runtime: Runtime) -> None:
     for part in (runtime._timers, runtime._recovery):  # noqa: SLF001
         if part is not None:
             await part.stop()
+    leasing, engine.leasing = engine.leasing, None
+    if leasing is not None:
+        await leasing.close()
     if runtime._presence is not None:  # noqa: SLF001
         await runtime._presence.stop(leave=False)  # noqa: SLF001
     runtime._stores = None  # noqa: SLF001

@@ -8,8 +8,11 @@ import time
 from runtime_support import add, kinds, of_kind
 
 from loom import Config, UnreachableError, flow
-from loom.runtime.presence import Evidence, PresenceKeeper
+from loom.kernel.evidence import Evidence
+from loom.runtime.evidence import EvidenceReader
+from loom.runtime.presence import PresenceKeeper
 from loom.runtime.signals import Signals
+from loom.runtime.surroundings import Surroundings
 from loom.schemas.envelope import Kind
 from loom.stores.memory.lease_store import MemoryLeaseStore
 from loom.testing.runtime import MemoryFleet, until
@@ -102,9 +105,9 @@ async def test_evidence_that_cannot_be_read_is_none(trouble):
         assert await heir.handle("x").result(10) == 2
 
 
-async def test_a_process_that_stood_still_finds_out_before_it_acts(monkeypatch):
+async def test_a_process_that_stood_still_finds_out_before_it_acts():
     fleet = MemoryFleet(ttl_ms=600)
-    told = []
+    told, stood_still = [], [0.0]
     keeper = PresenceKeeper(
         MemoryLeaseStore(fleet.leases),
         "n:1",
@@ -114,12 +117,12 @@ async def test_a_process_that_stood_still_finds_out_before_it_acts(monkeypatch):
         on_lapsed=lambda: told.append("lapsed"),
         on_regained=lambda: told.append("regained"),
         on_emptied=lambda: told.append("emptied"),
+        surroundings=Surroundings(monotonic=lambda: time.monotonic() + stood_still[0]),
     )
     await keeper.start()
     assert keeper.is_live()
     assert told == ["regained"]
-    real = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: real() + 10)  # stopped, and let go again
+    stood_still[0] = 10.0
     assert not keeper.is_live()
     await until(lambda: told == ["regained", "lapsed", "regained"])
     await keeper.stop()
@@ -143,12 +146,13 @@ async def test_evidence_of_others():
         on_emptied=list,
     )
     await keeper.start()
-    found = await keeper.evidence(["live:1", "dead:1", "gone:1"])
+    reader = EvidenceReader(store, keeper, "n:1")
+    found = {node: (await reader.of("x", node))[0] for node in ("live:1", "dead:1", "gone:1")}
     assert found == {"live:1": Evidence.LIVE, "dead:1": Evidence.EXPIRED, "gone:1": Evidence.QUIET}
-    await until(lambda: not keeper.quiet)
-    assert (await keeper.evidence(["gone:1"]))["gone:1"] is Evidence.ABSENT
+    await until(lambda: not keeper.emptied)
+    assert (await reader.of("x", "gone:1"))[0] is Evidence.EXPIRED
     fleet.leases.flush()
-    assert (await keeper.evidence(["gone:1"]))["gone:1"] is Evidence.QUIET
+    assert (await reader.of("x", "gone:1"))[0] is Evidence.QUIET
     await keeper.stop()
 
 

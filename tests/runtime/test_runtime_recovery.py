@@ -168,7 +168,7 @@ async def test_an_emptied_lease_store_is_no_evidence_for_one_ttl(fleet):
     async with fleet.runtime("heir", [held]) as heir:
         fleet.leases.flush()
         await until(lambda: heir._presence._epoch == fleet.leases.epoch, "the heir to see it")
-        assert heir._presence.quiet
+        assert heir._presence.emptied
         assert await heir.recover_abandoned() == []
         hold.set()
         assert await heir.handle("x").result(10) == "done"

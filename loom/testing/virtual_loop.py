@@ -1,0 +1,107 @@
+"""An event loop whose time passes only when nothing else can happen, or when whoever steps it says so.
+
+Everything on it is decided by the order of its callbacks: the same program runs the same way each time. It has no
+sockets, no processes, no signals; work in threads is not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from asyncio import events
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from loom.errors import DeadlineExceededError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+R = TypeVar("R")
+
+_RESOLUTION_S: Final = 1e-9
+
+
+class _Selector:
+    """Waits for nothing: it lets time pass instead."""
+
+    def __init__(self, wait: Callable[[float | None], None]) -> None:
+        self._wait = wait
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        """Let ``timeout`` seconds pass; None: nothing will ever happen."""
+        if timeout is None or timeout > 0:
+            self._wait(timeout)
+        return []
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Runs on time of its own, from ``start_s``; or, given ``clock``, on that of whoever steps it with ``turn``."""
+
+    def __init__(self, start_s: float = 0.0, clock: Callable[[], float] | None = None) -> None:
+        super().__init__()
+        self._now_s = start_s
+        self._outer = clock
+        self._selector = _Selector(self._pass_time)
+        self._clock_resolution = _RESOLUTION_S
+
+    def time(self) -> float:
+        """Seconds on its clock."""
+        return self._now_s if self._outer is None else self._outer()
+
+    def next_due(self) -> float | None:
+        """When something is to be run: now where callbacks are ready, else at the earliest timer; None: never."""
+        if self._ready:  # type: ignore[attr-defined]
+            return self.time()
+        scheduled = self._scheduled  # type: ignore[attr-defined]
+        while scheduled and scheduled[0]._cancelled:  # noqa: SLF001 - as the loop itself drops them
+            handle = asyncio.base_events.heapq.heappop(scheduled)  # type: ignore[attr-defined]
+            handle._scheduled = False  # noqa: SLF001
+        return scheduled[0]._when if scheduled else None  # noqa: SLF001
+
+    def turn(self) -> None:
+        """Run what is ready or due now, once, without waiting for anything."""
+        self._thread_id = threading.get_ident()
+        events._set_running_loop(self)  # noqa: SLF001 - what run_forever does
+        try:
+            self.call_soon(_nothing)
+            self._run_once()  # type: ignore[attr-defined]
+        finally:
+            self._thread_id = None  # type: ignore[assignment]
+            events._set_running_loop(None)  # noqa: SLF001 - what run_forever does
+
+    def _pass_time(self, timeout: float | None) -> None:
+        if self._outer is not None:
+            return
+        if timeout is None:
+            raise DeadlineExceededError("anything that could wake this loop", 0)
+        self._now_s += timeout
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        """Nobody waits in a selector."""
+
+
+def _nothing() -> None:
+    """Keeps a turn from waiting."""
+
+
+def run_virtually(main: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine to its end on a virtual loop, in no real time.
+
+    Raises:
+        DeadlineExceededError: it waits for something that no time brings.
+    """
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        while loop._ready:  # type: ignore[attr-defined]  # noqa: SLF001
+            loop.turn()
+        loop.close()
