@@ -61,7 +61,9 @@ class RuntimeBridge:
                     principal=caller,
                 )
             case ResumeVerb() as resume:
-                await self._runtime.resume(resume.execution_id, resume.gate, resume.answer, principal=caller)
+                await self._runtime.resume(
+                    resume.execution_id, resume.gate, resume.answer, request_id=identity, principal=caller
+                )
             case CancelVerb() as cancel:
                 await self._cancel(cancel, caller)
 

@@ -236,14 +236,22 @@ class Client(SubjectVerbs):
 
     @refused_as("resume")
     async def resume(
-        self, execution_id: str, gate: str, answer: Any = None, *, principal: Principal | None = None
+        self,
+        execution_id: str,
+        gate: str,
+        answer: Any = None,
+        *,
+        request_id: str | None = None,
+        principal: Principal | None = None,
     ) -> None:
         """Answer a gate at which the execution waits; when this returns the answer is durable.
+
+        With ``request_id`` a call that repeats one that succeeded succeeds, and answers nothing.
 
         Raises:
             GateNotOpenError: it does not wait there now. ExecutionFinishedError: it has ended.
         """
-        await self._verbs.resume(execution_id, gate, answer, principal=principal)
+        await self._verbs.resume(execution_id, gate, answer, request_id=request_id, principal=principal)
 
     @refused_as("cancel")
     async def cancel(

@@ -12,7 +12,6 @@ from loom.errors import (
     ExecutionDeniedError,
     ExecutionFinishedError,
     ExecutionNotFoundError,
-    GateNotOpenError,
     InboxMessageRefusedError,
     InvalidInputError,
     LoomError,
@@ -23,32 +22,26 @@ from loom.errors import (
 from loom.ids import RESERVED_PREFIX, check_execution_id, dedupe_key, inbox_stream
 from loom.kernel.flow import FlowDefinition
 from loom.kernel.guard import check_ingest
-from loom.kernel.inbox import find_gate, load_waits
 from loom.kernel.values import dump_json
 from loom.runtime import endings, facts
+from loom.runtime.answers import MAX_RACES, Answer, Answers, pause
 from loom.runtime.claims import claim_start
 from loom.runtime.drivers import NEVER, fence_owner
 from loom.runtime.handle import Handle, status_of
 from loom.runtime.journal import JournalLatched
 from loom.runtime.patience import append_patiently
-from loom.runtime.phase import Phase
 from loom.runtime.sizes import json_size
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, Appended, StreamAppend
 from loom.stores.rows import RECENT_IDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from loom.kernel.state import ExecutionState
     from loom.runtime.access import Gatekeeper, Principal
     from loom.runtime.engine import Engine
     from loom.runtime.reading import Loaded
 
 R = TypeVar("R")
-
-MAX_RACES: Final = 64
-"""How often a verb tries again after another append came first."""
 
 FENCE_AFTER: Final = 3
 """Lost races after which a cancel takes the fence, so that no busy flow can outrun it."""
@@ -292,61 +285,20 @@ class Verbs:
 
     # Resume ---------------------------------------------------------------------------------------------------------
 
-    async def resume(self, execution_id: str, gate: str, answer: Any, *, principal: Principal | None) -> None:
+    async def resume(
+        self,
+        execution_id: str,
+        gate: str,
+        answer: Any,
+        *,
+        request_id: str | None = None,
+        principal: Principal | None,
+    ) -> None:
         """See :meth:`loom.runtime.client.Client.resume`."""
         await self.judged("resume", execution_id, principal)
         data = self.json_of(answer, f"answer at gate {gate[:64]!r}")
         by = None if principal is None else principal.actor
-        for _ in range(MAX_RACES):
-            current = await self._engine.driving.current(execution_id)
-            if await self._answer_here(current, gate, data, by):
-                return
-            loaded = await self.loaded(current)
-            if loaded.state.finished:
-                if loaded.state.status == "continued":
-                    continue
-                raise ExecutionFinishedError("resume", execution_id, loaded.state.status)
-            if await self._answer_in_log(loaded, gate, data, by):
-                return
-            await _pause(self._engine.surroundings.draw)
-        raise GateNotOpenError(execution_id, gate)
-
-    async def _answer_here(self, execution_id: str, gate: str, answer: Json, by: str | None) -> bool:
-        """Answer through the run of this process, if it has one."""
-        engine = self._engine
-        run = engine.runs.get(execution_id)
-        if run is None or not run.active:
-            return False
-        if run.phase is Phase.PARKED and run.lease is None and engine.leasing is not None:
-            await engine.leasing.enter_if_asked(run)
-        try:
-            if await run.perform(partial(run.waiting.answer_gate, gate, answer, by)):
-                return True
-        except JournalLatched:
-            return False  # another was first: judge again from the log
-        raise GateNotOpenError(execution_id, gate)
-
-    async def _answer_in_log(self, loaded: Loaded, gate: str, answer: Json, by: str | None) -> bool:
-        engine, state = self._engine, loaded.state
-        found = find_gate(load_waits(state.waits), gate) if state.status == "suspended" else None
-        if found is None:
-            raise GateNotOpenError(state.execution_id, gate)
-        data: dict[str, Json] = {
-            "siteId": found[0],
-            "arm": found[1],
-            "kind": "gate",
-            "answer": answer,
-            "at": engine.now(),
-        }
-        if by is not None:
-            data["by"] = by
-        event = NewEvent(engine.event_id(), Kind.EXECUTION_RESUMED, data, facts.stamp(by))
-        append = StreamAppend(state.execution_id, (event,), observation=loaded.observation)
-        try:
-            await engine.patiently(lambda: engine.events.append(append), state.execution_id)
-        except WrongHeadError:
-            return False
-        return True
+        await Answers(self._engine, self.loaded).give(execution_id, Answer(gate, data, by, request_id))
 
     # Cancel ---------------------------------------------------------------------------------------------------------
 
@@ -381,7 +333,7 @@ class Verbs:
                 raise ExecutionFinishedError("cancel", execution_id, loaded.state.status)
             if await self._cancel_in_log(loaded, reason, by, fenced=race >= FENCE_AFTER):
                 return
-            await _pause(self._engine.surroundings.draw)
+            await pause(self._engine.surroundings.draw)
         raise WrongHeadError(execution_id, NO_EVENTS, NO_EVENTS)
 
     async def _cancel_in_log(
@@ -437,8 +389,3 @@ class Verbs:
         if loaded is None:
             raise ExecutionNotFoundError(execution_id)
         return loaded
-
-
-async def _pause(draw: Callable[[], float]) -> None:
-    """Let the other go first; at random, so that two do not keep step."""
-    await asyncio.sleep(0.001 + 0.019 * draw())

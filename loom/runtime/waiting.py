@@ -149,20 +149,20 @@ class Waiting:
             run.steps.hold_until(run.journal.position)
         run.apply(envelope)
 
-    def answer_gate(self, gate: str, answer: Json, by: str | None) -> bool:
-        """Answer the first wait at a gate; False where the flow does not wait there. Only called in ``perform``."""
+    def answer_gate(self, gate: str, fact: dict[str, Json]) -> bool:
+        """Answer the first wait at a gate; False where the flow does not wait there. Only called in ``perform``.
+
+        ``fact`` is the answer and whose it is, as EXECUTION_RESUMED holds it.
+        """
         run = self._run
         found = find_gate(run.machine.waiting, gate)
         if found is None:
             return False
         site_id, arm = found
-        data: dict[str, Json] = {"siteId": site_id, "arm": arm, "kind": "gate", "answer": answer}
-        if by is not None:
-            data["by"] = by
         self._sites.discard(site_id)
         if run.unpark():
             run.steps.hold_until(run.journal.position + 1)
-        run.enter(Kind.EXECUTION_RESUMED, data)
+        run.enter(Kind.EXECUTION_RESUMED, {"siteId": site_id, "arm": arm, **fact})
         return True
 
     def _trim(self, message: InboxMessage) -> None:

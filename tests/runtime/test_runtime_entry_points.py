@@ -61,7 +61,7 @@ def test_whoever_takes_a_fence_to_drive_enters_first():
         "driving.py:continued",
     }
     assert "may_wake" in by_name["waiting.py:settle"]
-    assert "enter_if_asked" in by_name["verbs.py:_answer_here"]
+    assert "enter_if_asked" in by_name["answers.py:_answer_here"]
 
 
 @flow("held")

@@ -167,6 +167,37 @@ async def test_a_gate_is_answered_from_a_client(fleet):
         assert await client.handle(handle.execution_id).result(5) == 5
 
 
+async def test_a_repeated_request_to_answer_is_answered_once(fleet):
+    @flow("gated")
+    async def gated(ctx):
+        return [await ctx.gate("approve"), await ctx.gate("approve")]
+
+    async with fleet.runtime("node", [gated]) as runtime, fleet.client() as client:
+        handle = await runtime.start(gated)
+        for number, node in enumerate((client, runtime)):
+            await parked(runtime, handle.execution_id)
+            await node.resume(handle.execution_id, "approve", number, request_id=f"r{number}")
+        for node in (client, runtime):
+            await node.resume(handle.execution_id, "approve", "again", request_id="r0")
+            with pytest.raises(ExecutionFinishedError):
+                await node.resume(handle.execution_id, "approve", "again", request_id="other")
+        assert await handle.result(5) == [0, 1]
+
+
+async def test_a_copy_of_a_request_that_comes_while_the_flow_goes_on_is_no_answer(runtime):
+    @flow("gated")
+    async def gated(ctx):
+        await ctx.gate("approve")
+        return await ctx.receive("go")
+
+    handle = await runtime.start(gated)
+    await parked(runtime, handle.execution_id)
+    await runtime.resume(handle.execution_id, "approve", 1, request_id="r")
+    await runtime.resume(handle.execution_id, "approve", 1, request_id="r")
+    with pytest.raises(GateNotOpenError):
+        await runtime.resume(handle.execution_id, "approve", 1, request_id="other")
+
+
 async def test_asyncio_timeouts_are_durable_timers(skipping):
     @flow("bounded")
     async def bounded(ctx):
