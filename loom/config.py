@@ -144,7 +144,10 @@ class Config(BaseSettings):
     """Age after which a waiting message is passed over unread; none: never."""
     inbox_trim_every: int = Field(default=64, ge=1)
     """Consumed messages of a topic after which their prefix is deleted."""
+    inbox_auto_release: bool = True
+    """Whether this node lifts a hold by itself once it can open the held message, or leaves that to operators."""
     quarantine_max: int = Field(default=256, ge=1, le=1024)
+    """Copies of held messages that a chain may keep."""
 
     max_payload_bytes: int = Field(default=512 * 1024, ge=1024)
     """Largest input, step output or answer, as JSON."""

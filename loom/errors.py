@@ -195,11 +195,33 @@ class InboxDiscardRefusedError(InboxError):
 
 
 class InboxQuarantineRefusedError(InboxError):
-    """A quarantine or release that cannot be done now."""
+    """A quarantine, a release or a fork beside holds that cannot be done now.
 
-    def __init__(self, execution_id: str, topic: str, reason: str) -> None:
+    ``reason`` is ``not-parked``, ``contended`` (both retryable), ``invalid``, ``not-sealed``, or
+    ``checkpoint-unreadable-log-compacted``.
+    """
+
+    REMEDIES: ClassVar[dict[str, str]] = {
+        "not-parked": "try again once it waits",
+        "contended": "others keep writing; try again",
+        "invalid": "look at what is held with `loom inbox ID`",
+        "not-sealed": "this node can open it: let it be delivered, or use `loom discard`",
+        "checkpoint-unreadable-log-compacted": "run the verb on a node that can open its checkpoint",
+    }
+
+    def __init__(
+        self, execution_id: str, topic: str, reason: str, detail: str = "", verb: str = "quarantine"
+    ) -> None:
         self.execution_id, self.topic, self.reason = execution_id, topic, reason
-        super().__init__(f"quarantine verb on {execution_id!r}, topic {topic[:64]!r}, refused: {reason}")
+        self.detail, self.verb = detail, verb
+        why = f"{reason}: {detail}" if detail else reason
+        remedy = self.REMEDIES.get(reason, "")
+        super().__init__(f"{verb} on {execution_id!r}, topic {topic[:64]!r}, refused ({why}); {remedy}")
+
+    @property
+    def transient(self) -> bool:
+        """Whether the same call may succeed later."""
+        return self.reason in {"not-parked", "contended"}
 
 
 class SealedPayloadUnreadableError(LoomError):
@@ -228,7 +250,19 @@ class SealedPayloadUnreadableError(LoomError):
 
 
 class QuarantineHeldError(SealedPayloadUnreadableError):
-    """Nothing can be delivered but what a quarantine holds."""
+    """Nothing can be delivered but what a quarantine holds (system.md 4.3).
+
+    ``awaits`` is ``node`` (one that can open the message) or ``operator`` (this node could, and may not by itself).
+    """
+
+    def __init__(
+        self, execution_id: str, message_id: str, topic: str, inbox_seq: int = -1, awaits: str = "node"
+    ) -> None:
+        super().__init__(execution_id, message_id, topic)
+        self.inbox_seq, self.awaits = inbox_seq, awaits
+        what = "a capable node" if awaits == "node" else "an operator's release"
+        held = f"topic {topic[:64]!r} of execution {execution_id!r} is held at message {message_id[:64]!r}"
+        self.args = (f"{held}, awaiting {what}",)
 
 
 class PayloadShreddedError(LoomError):

@@ -157,6 +157,7 @@ def fold_quarantined(state: ExecutionState, envelope: Envelope) -> None:
     topic, entry = found
     state.cursors[topic] = max(state.cursors.get(topic, -1), entry["inboxSeq"])
     state.quarantined[topic] = [*state.quarantined.get(topic, ()), entry]
+    state.held_once = True
 
 
 def fold_released(state: ExecutionState, envelope: Envelope) -> str | None:
@@ -223,6 +224,7 @@ def seed_holds(state: ExecutionState, carried: Json) -> None:
         in_place = all(e["inboxSeq"] <= state.cursors.get(topic, -1) for e in seeds)
         if well_formed and in_place and held_total(state) + len(seeds) <= QUARANTINE_FOLD_CAP:
             state.quarantined[topic] = seeds
+            state.held_once = True
 
 
 # Copies -------------------------------------------------------------------------------------------------------------

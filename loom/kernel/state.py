@@ -65,6 +65,8 @@ class ExecutionState:
     erasure: dict[str, int] = field(default_factory=dict)
     shredded: dict[str, int] = field(default_factory=dict)
     outcome: Json = None
+    held_once: bool = field(default=False, compare=False, repr=False)
+    """Whether this log ever held a message: copies may rest when nothing is held any more. Not part of the state."""
 
     @property
     def finished(self) -> bool:

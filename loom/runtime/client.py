@@ -15,7 +15,10 @@ from loom.runtime.engine import Engine
 from loom.runtime.erasure import Erasure
 from loom.runtime.factory import Stores, build_stores
 from loom.runtime.handle import Handle
+from loom.runtime.inbox_client import InboxClient
+from loom.runtime.inbox_verbs import InboxVerbs
 from loom.runtime.operators import Operators
+from loom.runtime.quarantine import Quarantine
 from loom.runtime.queries import Queries
 from loom.runtime.sealed import refused_as, refused_while_reading_as
 from loom.runtime.signals import ErrorCallback, Signals, WarnCallback
@@ -46,7 +49,7 @@ def wall_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Client(SubjectVerbs):
+class Client(SubjectVerbs, InboxClient):
     """Starts, messages, answers, cancels and reads executions that workers drive.
 
     Use it as ``async with Client(config) as client``. ``principal`` of every verb is who asks. With an ``authorizer``
@@ -138,6 +141,8 @@ class Client(SubjectVerbs):
         self._operators = Operators(self._engine, self._verbs)
         assert self._stores.subjects is not None
         self._erasure = Erasure(self._engine, self._gate, self._stores.subjects)
+        self._inbox = InboxVerbs(self._engine, self._verbs)
+        self._quarantine = Quarantine(self._engine, self._verbs)
 
     async def close(self) -> None:
         """Disconnect; idempotent."""
@@ -369,42 +374,3 @@ class Client(SubjectVerbs):
             ConfigError: there is no wake store, or the store cannot list open executions from here.
         """
         return await rebuild_wakes(self._engine, dry_run=dry_run)
-
-    @refused_as("query")
-    async def inbox(self, execution_id: str, *, principal: Principal | None = None) -> list[dict[str, Any]]:
-        """Messages that wait in the inbox of an execution's chain, without their payloads.
-
-        Rows have ``topic``, ``inbox_seq``, ``message_id``, ``sender``, ``age_ms``. A process that does not write the
-        chain's shard sees the topics that the execution waits for, or has read from.
-        """
-        return await self._operators.inbox(execution_id, principal)
-
-    @refused_as("discard")
-    async def discard_inbox(
-        self,
-        execution_id: str,
-        topic: str,
-        *,
-        message_id: str | None = None,
-        reason: str | None = None,
-        principal: Principal | None = None,
-    ) -> int:
-        """Discard, unread, the next message of a topic of a parked execution; return how many were (0 or 1).
-
-        ``message_id`` makes a repeat safe: another message at the head is refused.
-
-        Raises:
-            ExecutionDeniedError: the caller is no operator. InboxDiscardRefusedError: not parked, contended, invalid.
-        """
-        return await self._operators.discard_inbox(
-            execution_id, topic, message_id=message_id, reason=reason, principal=principal
-        )
-
-    @refused_as("expire")
-    async def expire_inbox(
-        self, execution_id: str, topic: str, *, older_than_ms: int, principal: Principal | None = None
-    ) -> int:
-        """Pass over the messages at the head of a topic that have waited longer; return how many."""
-        return await self._operators.expire_inbox(
-            execution_id, topic, older_than_ms=older_than_ms, principal=principal
-        )

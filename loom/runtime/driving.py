@@ -17,18 +17,14 @@ from loom.errors import (
     LeaseLostError,
     LoomError,
     PayloadShreddedError,
+    QuarantineHeldError,
     SealedPayloadUnreadableError,
     SealedStreamUnreadableError,
     StaleFenceError,
     UnknownFlowError,
     WrongHeadError,
 )
-from loom.kernel.inbox import (
-    InboxMessage,
-    load_waits,
-    next_delivery,
-    wakes_of,
-)
+from loom.kernel.inbox import InboxMessage, load_waits, wakes_of
 from loom.runtime import facts
 from loom.runtime.drivers import driver_of, fence_owner, undriven
 from loom.runtime.reading import PAGE, Loaded, Reading
@@ -36,7 +32,7 @@ from loom.runtime.run import Run
 from loom.runtime.waiters import Ending
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
 from loom.stores.contracts import Observation, StreamAppend, WakeRow
-from loom.stores.rows import SIDE_KINDS
+from loom.stores.rows import REBASABLE_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -128,15 +124,21 @@ class Driving(Reading):
                 if run is not None and run.active:
                     run.look()
                     return True
+                loaded = None
                 try:
                     loaded = await self.load(execution_id)
                     if loaded is None or loaded.state.status != "suspended":
                         return False
-                    unread = await self.unread(loaded.state)
-                    if not self._goes_on(loaded.state, unread):
+                    unread = await self.answerable(loaded.state)
+                    if unread is None:
                         return False
                     taken = await self.take(loaded, unread=unread) is not None
+                except QuarantineHeldError as error:
+                    engine.held(execution_id, error)
+                    raise
                 except REFUSALS as error:
+                    if await self.moved(loaded):  # say, what could not be opened was held meanwhile
+                        continue
                     engine.refused(execution_id, error)
                     raise
                 except WrongHeadError:
@@ -146,20 +148,6 @@ class Driving(Reading):
                 return taken
         self.leave_inbox_row(execution_id)
         return False
-
-    def _goes_on(self, state: ExecutionState, unread: dict[str, list[InboxMessage]]) -> bool:
-        """Whether a wait could be answered now, judged before a fence is taken (clauses.md, "Guard and refusal")."""
-        engine = self._engine
-        erased = state.subject if state.subject in state.shredded else None
-        plan = next_delivery(
-            state,
-            load_waits(state.waits),
-            unread,
-            now_ms=engine.now(),
-            ttl_ms=engine.config.inbox_message_ttl_ms,
-            erased=erased,
-        )
-        return plan.delivery is not None or bool(plan.disposals)
 
     async def take(
         self,
@@ -207,6 +195,8 @@ class Driving(Reading):
             flow = engine.flows.get(name)
             info = facts.info_of(state, workflow=name)
             run = Run(engine, flow, info, state, head=state.head)
+            if state.held_once:
+                _ = run.waiting.holds
             run.replay(loaded.history)
         except LoomError as error:
             engine.backoff.failed(state.execution_id)
@@ -265,6 +255,8 @@ class Driving(Reading):
         run.note(started)
         if claim is not None and engine.leasing is not None:
             engine.leasing.hand_over(claim, run)
+        if info.continued_from is not None and run.state.held_once:
+            _ = run.waiting.holds
         engine.register(run)
         engine.remember_first(started)  # its first verb need not read
         run.begin()
@@ -394,7 +386,7 @@ class Driving(Reading):
                 return
             ours = info is not None and info.fence == run.journal.fence
             erased = any(e.type == Kind.PAYLOAD_SHREDDED for e in tail)
-            if ours and tail and not erased and not run.held and all(e.type in SIDE_KINDS for e in tail):
+            if ours and tail and not erased and not run.held and all(e.type in REBASABLE_KINDS for e in tail):
                 run.rebase(tail)
                 return
             run.stop()

@@ -19,6 +19,7 @@ from loom.runtime.alarms import Alarms
 from loom.runtime.backoff import Backoff
 from loom.runtime.claims import Claim
 from loom.runtime.firsts import Firsts
+from loom.runtime.holds import held_back, trim_copies
 from loom.runtime.patience import patiently
 from loom.runtime.phase import Phase
 from loom.runtime.surroundings import SYSTEM, Surroundings
@@ -32,13 +33,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from loom.config import Config
+    from loom.errors import QuarantineHeldError
     from loom.kernel.flow import FlowRegistry
     from loom.runtime.driver_leases import DriverLeases
     from loom.runtime.driving import Driving
     from loom.runtime.factory import Stores
     from loom.runtime.run import Run
     from loom.runtime.signals import Signals
-    from loom.stores.contracts import Clock, EventStore
+    from loom.stores.contracts import Clock
 
 T = TypeVar("T")
 
@@ -69,7 +71,7 @@ class Engine:
         surroundings: Surroundings = SYSTEM,
     ) -> None:
         self.config = config
-        self.events: EventStore = GuardedEventStore.over(stores.events)
+        self.events = GuardedEventStore.over(stores.events)
         self.wakes, self.leases = stores.wakes, stores.leases
         self.snapshots = stores.snapshots
         self.owning = self.events if isinstance(self.events, OwningEventStore) else None
@@ -323,6 +325,8 @@ class Engine:
 
     def ended(self, run: Run, kind: str, data: dict[str, Json]) -> None:
         """A terminal event is durable."""
+        if run.waiting.met_holds:
+            self.spawn(trim_copies(self, run.state), run.id)
         released = None if run.lease is None else self.leave(run)
         self.forget(run)
         if run.waiting.rows:
@@ -372,6 +376,12 @@ class Engine:
         """A message that cannot be opened here: told first and then every 16th; an inbox row stays for a node that can."""
         self.signals.repeated_error(error, execution_id)
         self.backoff.failed(execution_id)
+        self.driving.leave_inbox_row(execution_id)
+
+    def held(self, execution_id: str, error: QuarantineHeldError) -> None:
+        """Nothing but held topics: told first and then every 16th; the row stays, its polls back off, other topics flow."""
+        self.signals.repeated_error(error, execution_id)
+        self.backoff.failed(held_back(execution_id))
         self.driving.leave_inbox_row(execution_id)
 
     def broken(self, run: Run, error: LoomError) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from loom.errors import LeaseLostError, PayloadTooLargeError, PublishRefusedError, StoreError
 from loom.runtime.patience import Patient, append_patiently
-from loom.schemas.envelope import Envelope, Json, NewEvent
+from loom.schemas.envelope import Envelope, Json, Kind, NewEvent
 from loom.stores.contracts import Appended, Outgoing, StreamAppend
 
 if TYPE_CHECKING:
@@ -244,9 +244,10 @@ class Journal:
                     appended = await append_patiently(self._host, self._appends(count), self.stream_id)
                     break
                 except PayloadTooLargeError:
-                    if count == 1:
+                    fewer = self._with_release(count // 2) if count > 1 else count
+                    if fewer == count:
                         raise
-                    count //= 2
+                    count = fewer
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - it latches, and the run is told
@@ -260,8 +261,14 @@ class Journal:
     def _batch(self) -> int:
         """How many events go in the next append."""
         count = min(len(self._buffer), MAX_BATCH_EVENTS)
-        if not self._beside:
-            return count
+        return self._with_release(count if not self._beside else self._within_weight(count))
+
+    def _with_release(self, count: int) -> int:
+        """An automatic release never travels without what it releases (system.md 4.3)."""
+        release = count < len(self._buffer) and self._buffer[count - 1].type == Kind.INBOX_RELEASED
+        return count + 1 if release else count
+
+    def _within_weight(self, count: int) -> int:
         weight = 0
         for place, event in enumerate(self._buffer[:count]):
             beside = self._beside.get(event.id)

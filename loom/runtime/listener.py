@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Final
 from loom.errors import StoreError
 from loom.ids import INBOX_PREFIX, RESERVED_PREFIX, inbox_topic, routing_id
 from loom.runtime.facts import CANCEL_TOPIC
+from loom.runtime.holds import held_back
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from loom.runtime.engine import Engine
+    from loom.runtime.run import Run
     from loom.runtime.verbs import Verbs
     from loom.schemas.envelope import Json
     from loom.stores.contracts import Committed
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 FIRST_PAUSE_S: Final = 0.25
 LONGEST_PAUSE_S: Final = 30.0
 
+_OF_THE_INBOX: Final = frozenset({Kind.INBOX_QUARANTINED, Kind.INBOX_RELEASED, Kind.MESSAGE_CONSUMED})
 _BY_VERBS: Final = frozenset({Kind.EXECUTION_STARTED, Kind.EXECUTION_RESUMED, Kind.EXECUTION_RECOVERED})
 
 
@@ -107,6 +110,29 @@ class Listener:
             engine.forget(run)
         engine.spawn(engine.driving.explain(stream_id), stream_id)
 
+    def _inbox_changed(self, execution_id: str, run: Run | None) -> None:
+        """An operator held, released or discarded: what may be delivered now is another, also after a refusal."""
+        engine = self._engine
+        if run is not None:
+            run.stop()
+            engine.forget(run)
+        engine.backoff.cleared(execution_id)
+        engine.backoff.cleared(held_back(execution_id))
+        engine.driving.wake(execution_id)
+
+    def _beside(self, run: Run, committed: Committed) -> None:
+        """Somebody else appended to a log of which a run is here."""
+        engine, last = self._engine, committed.envelopes[-1]
+        if "node" in last.metadata:  # another driver has it, or will
+            run.stop()
+            engine.forget(run)
+        elif last.type == Kind.EXECUTION_RECOVERED:  # an operator wants it taken up anew
+            run.stop()
+            engine.forget(run)
+            engine.spawn(engine.driving.drive_fresh(run.id), run.id)
+        else:
+            run.foreign(committed.envelopes)  # what it cannot take, it finds out at its next append
+
     def _log(self, committed: Committed) -> None:
         last = committed.envelopes[-1]
         engine = self._engine
@@ -122,15 +148,9 @@ class Listener:
                 run.stop()
                 engine.forget(run)
             engine.driving.tell_end(committed.stream_id, committed.envelopes)
+        elif last.type in _OF_THE_INBOX and "node" not in last.metadata:
+            self._inbox_changed(committed.stream_id, run)
         elif run is not None:
-            if "node" in last.metadata:  # another driver has it, or will
-                run.stop()
-                engine.forget(run)
-            elif last.type == Kind.EXECUTION_RECOVERED:  # an operator wants it taken up anew
-                run.stop()
-                engine.forget(run)
-                engine.spawn(engine.driving.drive_fresh(run.id), run.id)
-            else:
-                run.foreign(committed.envelopes)  # what it cannot take, it finds out at its next append
+            self._beside(run, committed)
         elif last.type in _BY_VERBS and "node" not in last.metadata:
             engine.spawn(engine.driving.drive_fresh(committed.stream_id), committed.stream_id)

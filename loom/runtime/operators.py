@@ -1,4 +1,4 @@
-"""Verbs of operators: forks, migration, recovery by hand, the inbox from outside. Each leaves who and why in the log."""
+"""Verbs of operators: forks, migration, recovery by hand. Each leaves who and why in the log."""
 
 from __future__ import annotations
 
@@ -8,21 +8,11 @@ from typing import TYPE_CHECKING, Any
 from loom.errors import (
     ExecutionAlreadyExistsError,
     ExecutionFinishedError,
-    InboxDiscardRefusedError,
     InvalidInputError,
     WrongHeadError,
 )
-from loom.ids import RESERVED_PREFIX, check_execution_id, inbox_stream, inbox_topic
+from loom.ids import check_execution_id
 from loom.kernel.flow import FlowDefinition
-from loom.kernel.inbox import (
-    DISCARDED,
-    EXPIRED,
-    Disposal,
-    InboxMessage,
-    load_waits,
-    message_of,
-    topics_of,
-)
 from loom.kernel.state import ExecutionState, fold
 from loom.runtime import facts
 from loom.runtime.drivers import BY_HAND, NEVER, fence_owner
@@ -38,7 +28,6 @@ if TYPE_CHECKING:
     from loom.runtime.reading import Loaded
     from loom.runtime.verbs import Verbs
 
-PAGE = 500
 MAX_RACES = 8
 
 
@@ -189,118 +178,6 @@ class Operators:
                 continue
             return
         raise WrongHeadError(execution_id, NO_EVENTS, NO_EVENTS)
-
-    # Inbox ----------------------------------------------------------------------------------------------------------
-
-    async def notify_inbox(self, execution_id: str, principal: Principal | None) -> bool:
-        """Look whether the chain's parked execution can go on, here and now."""
-        await self._verbs.judged("notify", execution_id, principal)
-        engine = self._engine
-        return await engine.driving.notify(await engine.driving.current(execution_id))
-
-    async def inbox(self, execution_id: str, principal: Principal | None) -> list[dict[str, Json]]:
-        """Messages that wait in the inbox of an execution's chain, without their payloads."""
-        await self._verbs.judged("query", execution_id, principal)
-        engine = self._engine
-        state = (await self._verbs.loaded(await engine.driving.current(execution_id))).state
-        waited = topics_of(load_waits(state.waits))
-        known = (inbox_topic(stream_id) for stream_id in engine.inbox_heads(state.chain_id))
-        topics = dict.fromkeys([*waited, *state.cursors, *(topic for topic in known if topic is not None)])
-        rows: list[dict[str, Json]] = []
-        for topic in (t for t in topics if not t.startswith(RESERVED_PREFIX)):
-            start = state.cursors.get(topic, -1) + 1
-            for envelope in await engine.events.read(inbox_stream(state.chain_id, topic), start, PAGE):
-                message = message_of(envelope)
-                row: dict[str, Json] = {
-                    "topic": topic,
-                    "inbox_seq": message.sequence,
-                    "message_id": message.message_id,
-                    "sender": message.sender,
-                    "age_ms": max(0, engine.now() - message.timestamp),
-                }
-                rows.append(row)
-        return rows
-
-    async def discard_inbox(
-        self,
-        execution_id: str,
-        topic: str,
-        *,
-        message_id: str | None,
-        reason: str | None,
-        principal: Principal | None,
-    ) -> int:
-        """Discard the next message of a topic (or the one named), unread; return how many were."""
-        await self._verbs.judged("discard", execution_id, principal)
-
-        def pick(messages: Sequence[InboxMessage]) -> list[Disposal]:
-            if not messages:
-                return []
-            if message_id is not None and message_id not in {messages[0].message_id, messages[0].key}:
-                raise InboxDiscardRefusedError(execution_id, topic, "invalid")
-            return [Disposal(messages[0], DISCARDED)]
-
-        return await self._dispose(execution_id, topic, pick, reason, principal)
-
-    async def expire_inbox(
-        self, execution_id: str, topic: str, *, older_than_ms: int, principal: Principal | None
-    ) -> int:
-        """Pass over the messages at the head of a topic that have waited too long; return how many."""
-        await self._verbs.judged("expire", execution_id, principal)
-        limit = self._engine.now() - older_than_ms
-
-        def pick(messages: Sequence[InboxMessage]) -> list[Disposal]:
-            old: list[Disposal] = []
-            for message in messages:
-                if message.timestamp > limit:
-                    break
-                old.append(Disposal(message, EXPIRED))
-            return old
-
-        return await self._dispose(execution_id, topic, pick, None, principal)
-
-    async def _dispose(
-        self, execution_id: str, topic: str, pick: Any, why: str | None, principal: Principal | None
-    ) -> int:
-        engine = self._engine
-        by = None if principal is None else principal.actor
-        for _ in range(MAX_RACES):
-            current = await engine.driving.current(execution_id)
-            run = engine.runs.get(current)
-            if run is not None:
-                if not run.evictable():
-                    raise InboxDiscardRefusedError(execution_id, topic, "not-parked")
-                engine.drop(run)  # the facts go into the log under an observation, as from any other node
-            loaded = await self._verbs.loaded(current)
-            if loaded.state.status != "suspended":
-                raise InboxDiscardRefusedError(execution_id, topic, "not-parked")
-            stream_id = inbox_stream(loaded.state.chain_id, topic)
-            start = loaded.state.cursors.get(topic, -1) + 1
-            read = await engine.patiently(
-                lambda stream_id=stream_id, start=start: engine.events.read(stream_id, start, PAGE),  # type: ignore[misc]
-                stream_id,
-            )
-            disposals = pick([message_of(e) for e in read if e.sequence >= start])
-            if not disposals:
-                return 0
-            append = StreamAppend(
-                current,
-                tuple(self._consumed(d, why, by) for d in disposals),
-                observation=loaded.observation,
-                consumed=tuple((stream_id, d.message.sequence) for d in disposals),
-            )
-            try:
-                await engine.patiently(lambda append=append: engine.events.append(append), current)  # type: ignore[misc]
-            except WrongHeadError:
-                continue
-            return len(disposals)
-        raise InboxDiscardRefusedError(execution_id, topic, "contended")
-
-    def _consumed(self, disposal: Disposal, why: str | None, by: str | None) -> NewEvent:
-        data = disposal.data()
-        if why is not None:
-            data["note"] = why[:256]
-        return NewEvent(self._engine.event_id(), Kind.MESSAGE_CONSUMED, data, facts.stamp(by))
 
 
 def _fork_point(loaded: Loaded, at_sequence: int | None, at_step: str | None) -> int:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from loom.ids import inbox_stream
-from loom.kernel.inbox import InboxMessage, load_waits, message_of, topics_of
+from loom.kernel.inbox import InboxMessage, load_waits, message_of, next_delivery, topics_of
 from loom.kernel.state import ExecutionState, fold
 from loom.runtime.feeds import MAX_UNREAD
+from loom.runtime.holds import held_error, read_waited
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Kind
 from loom.stores.rows import SIDE_KINDS
 
@@ -119,3 +120,36 @@ class Reading:
             topic: [message_of(e) for e in page if e.sequence >= starts[topic]]
             for topic, page in zip(starts, found, strict=True)
         }
+
+    async def answerable(self, state: ExecutionState) -> dict[str, list[InboxMessage]] | None:
+        """The unread messages of a parked execution, where a wait could be answered now; None where none could.
+
+        Judged before a fence is taken (clauses.md, "Guard and refusal").
+
+        Raises:
+            SealedPayloadUnreadableError, PayloadShreddedError: what comes next cannot be opened here.
+            QuarantineHeldError: nothing can be delivered but what is held.
+        """
+        engine = self._engine
+        unread = await self.unread(state)
+        plan = next_delivery(
+            state,
+            load_waits(state.waits),
+            unread,
+            now_ms=engine.now(),
+            ttl_ms=engine.config.inbox_message_ttl_ms,
+            erased=state.subject if state.subject in state.shredded else None,
+            held=await read_waited(engine, state),
+            auto_release=engine.config.inbox_auto_release,
+        )
+        if plan.delivery is not None or plan.disposals:
+            return unread
+        if plan.skipped:
+            raise held_error(state.execution_id, plan.skipped)
+        return None
+
+    async def moved(self, loaded: Loaded | None) -> bool:
+        """Whether a log went on since it was read."""
+        if loaded is None:
+            return False
+        return await self._engine.events.observe(loaded.state.execution_id) != loaded.observation

@@ -34,7 +34,7 @@ from loom.runtime.phase import Phase
 from loom.runtime.steps import Steps
 from loom.runtime.waiting import Waiting
 from loom.schemas.envelope import Envelope, Json, Kind
-from loom.stores.rows import SIDE_KINDS
+from loom.stores.rows import REBASABLE_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -345,7 +345,7 @@ class Run:
             follows = envelope.sequence == self.journal.head + 1 and not self.journal.behind
             if envelope.sequence <= self.journal.head:
                 continue
-            if not (follows and self.active and (answer or envelope.type in SIDE_KINDS)):
+            if not (follows and self.active and (answer or envelope.type in REBASABLE_KINDS)):
                 return
             self.journal.head = self.journal.tail = envelope.sequence
             self.note(envelope)

@@ -182,7 +182,7 @@ class Runtime(Client):
     @refused_as("notify")
     async def notify_inbox(self, execution_id: str, *, principal: Principal | None = None) -> bool:
         """Look whether the chain's parked execution can go on, and take it on this node if so."""
-        return await self._operators.notify_inbox(execution_id, principal)
+        return await self._inbox.notify(execution_id, principal)
 
     @refused_as("recover")
     async def recover_abandoned(

@@ -12,13 +12,15 @@ import contextlib
 import heapq
 from typing import TYPE_CHECKING, Final
 
-from loom.errors import LoomError, StoreError
+from loom.errors import LoomError, QuarantineHeldError, StoreError
 from loom.runtime.alarms import POLL_MS
+from loom.runtime.holds import held_back, held_topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loom.runtime.engine import Engine
+    from loom.runtime.run import Run
     from loom.stores.contracts import WakeRow, WakeStore
 
 BATCH: Final = 256
@@ -119,13 +121,15 @@ class TimerService:
     async def _fire(self, row: WakeRow) -> None:
         engine = self._engine
         try:
-            if engine.backoff.blocked(row.execution_id):
+            if self._blocked(row):
                 await self._wakes.claim(row, engine.node, CLAIM_MS)
                 return
             if not await self._wakes.claim(row, engine.node, CLAIM_MS):
                 return
             try:
                 settled = await self._settled(row)
+            except QuarantineHeldError:
+                return  # told; the row waits for a node that can open it, or for an operator
             except LoomError as error:
                 engine.backoff.failed(row.execution_id)
                 engine.signals.repeated_error(error, row.execution_id)
@@ -136,23 +140,36 @@ class TimerService:
             self._firing.discard((row.execution_id, row.wake_at))
             self._slots.release()
 
+    def _blocked(self, row: WakeRow) -> bool:
+        backoff = self._engine.backoff
+        if row.kind == "inbox" and backoff.blocked(held_back(row.execution_id)):
+            return True
+        return backoff.blocked(row.execution_id)
+
+    async def _looked(self, run: Run, row: WakeRow) -> bool:
+        """Let a run of this process look; whether the row can go."""
+        run.look()
+        await run.rested()
+        if row.kind == "timer":
+            return row.wake_at not in run.timers()
+        return not (run.active and run.waiting.held_up)
+
     async def _settled(self, row: WakeRow) -> bool:
         """Do what the row is for; whether it is done or void, so that the row can go."""
         engine = self._engine
         run = engine.runs.get(row.execution_id)
         if run is not None and run.active:
-            run.look()
-            await run.rested()
-            return row.kind != "timer" or row.wake_at not in run.timers()
+            return await self._looked(run, row)
         current = row.execution_id if row.kind == "timer" else await engine.driving.head_of(row.execution_id)
         await engine.driving.notify(current)
         run = engine.runs.get(current)
         if run is not None and run.active:
-            await run.rested()
-            return row.kind != "timer" or row.wake_at not in run.timers()
+            return await self._looked(run, row)
         loaded = await engine.driving.load(current)
         if loaded is None or loaded.state.finished:
             return True
         if loaded.state.status != "suspended":
             return False  # its driver, or whoever recovers it, comes to rest first
-        return row.kind != "timer" or row.wake_at not in engine.driving.timers_of(loaded.state)
+        if row.kind == "timer":
+            return row.wake_at not in engine.driving.timers_of(loaded.state)
+        return not held_topics(loaded.state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -28,6 +29,7 @@ from loom.runtime.answers import MAX_RACES, Answer, Answers, pause
 from loom.runtime.claims import claim_start
 from loom.runtime.drivers import NEVER, fence_owner
 from loom.runtime.handle import Handle, status_of
+from loom.runtime.holds import trim_copies
 from loom.runtime.journal import JournalLatched
 from loom.runtime.patience import append_patiently
 from loom.runtime.sizes import json_size
@@ -363,6 +365,8 @@ class Verbs:
         except WrongHeadError:
             return False
         await self._clear_rows(state)
+        if state.held_once:
+            await trim_copies(engine, replace(state, status="cancelled"))
         return True
 
     async def _clear_rows(self, state: ExecutionState) -> None:

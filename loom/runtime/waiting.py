@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from loom.errors import LoomError, PayloadShreddedError, SealedPayloadUnreadableError
 from loom.kernel.inbox import (
+    Delivery,
+    Disposal,
     InboxMessage,
     Plan,
     dump_waits,
@@ -19,12 +21,14 @@ from loom.kernel.inbox import (
     wakes_of,
 )
 from loom.runtime.feeds import Feeds
+from loom.runtime.holds import Holds
 from loom.runtime.phase import Phase
 from loom.schemas.envelope import Json, Kind
 from loom.stores.contracts import WakeRow
 
 if TYPE_CHECKING:
     from loom.kernel.commands import Wait
+    from loom.kernel.inbox import Held
     from loom.runtime.alarms import Alarm
     from loom.runtime.run import Run
 
@@ -35,11 +39,12 @@ ELSEWHERE_POLL_MS: Final = 250
 class Waiting:
     """What a run waits for. ``rows`` are the instants of wake rows that it has written, or found in its log."""
 
-    __slots__ = ("_alarm", "_feeds", "_refused", "_run", "_sites", "parking", "rows")
+    __slots__ = ("_alarm", "_feeds", "_holds", "_refused", "_run", "_sites", "parking", "rows")
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._feeds: Feeds | None = None
+        self._holds: Holds | None = None
         self._sites: set[str] = set()
         self._alarm: Alarm | None = None
         self._refused = False
@@ -55,8 +60,27 @@ class Waiting:
         return self._feeds
 
     @property
+    def holds(self) -> Holds:
+        """What is known of held messages."""
+        if self._holds is None:
+            self._holds = Holds(self._run)
+        return self._holds
+
+    @property
+    def met_holds(self) -> bool:
+        """Whether there are, or were, held messages: their copies are to be freed."""
+        return self._holds is not None
+
+    @property
+    def held_up(self) -> bool:
+        """Whether the last look passed over a held topic."""
+        return self._holds is not None and bool(self._holds.skipped)
+
+    @property
     def reading(self) -> bool:
-        """Whether the inbox is being read just now."""
+        """Whether the inbox, or a copy of it, is being read just now."""
+        if self._holds is not None and self._holds.reading:
+            return True
         return self._feeds is not None and self._feeds.reading
 
     def asked(self, site_id: str) -> None:
@@ -82,6 +106,8 @@ class Waiting:
         """Forget the run: it is gone."""
         if self._feeds is not None:
             self._feeds.detach()
+        if self._holds is not None:
+            self._holds.detach()
         del self._run
 
     # Answers --------------------------------------------------------------------------------------------------------
@@ -96,7 +122,8 @@ class Waiting:
         if len(waits) != len(self._sites):
             self._sites = {wait.site_id for wait in waits}
         topics = topics_of(waits)
-        if topics and not self.feeds.ready(topics):
+        held = self._known(topics)
+        if held is None:
             return False
         try:
             plan = next_delivery(
@@ -106,11 +133,15 @@ class Waiting:
                 now_ms=run.engine.now(),
                 ttl_ms=run.engine.config.inbox_message_ttl_ms,
                 erased=run.info.erased,
+                held=held,
+                auto_release=run.engine.config.inbox_auto_release,
             )
         except (SealedPayloadUnreadableError, PayloadShreddedError) as error:
             self._refuse(error, waits)
             return False
         if plan.delivery is None and not plan.disposals:
+            if self._holds is not None:
+                self._holds.passed(plan.skipped, parked=run.phase is Phase.PARKED)
             self._rest(waits)
             return False
         if run.phase is Phase.PARKED and not run.engine.may_wake(run):
@@ -118,10 +149,17 @@ class Waiting:
         self._deliver(plan)
         return True
 
+    def _known(self, topics: tuple[str, ...]) -> Held | None:
+        """The copies that held topics start with, once all that is looked at is known; None while it is being read."""
+        if topics and not self.feeds.ready(topics):
+            return None
+        return self.holds.ready(topics) if topics and self._run.state.quarantined else {}
+
     def _deliver(self, plan: Plan) -> None:
         run = self._run
         for disposal in plan.disposals:
             passed = disposal.message
+            self._release(disposal)
             run.record(
                 Kind.MESSAGE_CONSUMED, disposal.data(), consumed=((passed.stream_id, passed.sequence),)
             )
@@ -130,6 +168,7 @@ class Waiting:
         if delivery is None:
             return
         self._sites.discard(delivery.site_id)
+        self._release(delivery)
         at = run.engine.now()
         parked = run.unpark()
         resumed = delivery.resumed_data() | {"at": at}
@@ -148,6 +187,13 @@ class Waiting:
         if parked:
             run.steps.hold_until(run.journal.position)
         run.apply(envelope)
+
+    def _release(self, disposed_of: Disposal | Delivery) -> None:
+        """Journal the release that comes with what is disposed of, in one batch with it."""
+        if disposed_of.release is not None:
+            self._run.record(Kind.INBOX_RELEASED, disposed_of.release)
+        if self._holds is not None:
+            self._holds.freed()
 
     def answer_gate(self, gate: str, fact: dict[str, Json]) -> bool:
         """Answer the first wait at a gate; False where the flow does not wait there. Only called in ``perform``.
@@ -176,6 +222,8 @@ class Waiting:
         run = self._run
         run.engine.refused(run.id, error)
         self.feeds.forget()  # next time it is read anew: the key may have come
+        if self._holds is not None:
+            self._holds.forget()
         if run.phase is Phase.RUNNING and not self._refused:
             self._refused = True
             self._rest(waits)
@@ -230,6 +278,8 @@ class Waiting:
         run = self._run
         if run.phase is Phase.PARKED:
             self.doubt()
+            if self._holds is not None:
+                self._holds.freed()
             run.engine.parked(run)
             run.look()
 

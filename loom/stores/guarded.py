@@ -14,6 +14,7 @@ from loom.errors import KeyUnavailableError
 from loom.ids import stream_kind
 from loom.kernel.readable import READ, Opens, assert_stream_readable, sealed_refusal, unreadable
 from loom.operator import SealedDetail
+from loom.stores.at_rest import AtRestView
 from loom.stores.contracts import OwningEventStore
 
 if TYPE_CHECKING:
@@ -101,6 +102,10 @@ class GuardedEventStore:
                     return
                 self._judge(stream_id, (envelope,))
                 yield envelope
+
+    def quarantine_view(self) -> AtRestView:
+        """Return the one way past the guard: for the quarantine verbs, and for them alone (system.md 4.9)."""
+        return AtRestView(self._inner, lambda: capability_of(self._inner))
 
     async def _translated(self, stream_id: str, call: Awaitable[T]) -> T:
         """Await; a missing key becomes the refusal, raised outside the handler so that nothing leads back to it."""

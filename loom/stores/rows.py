@@ -33,6 +33,9 @@ SIDE_KINDS: Final = frozenset(
 )
 """Records beside the flow's course: they leave ``status`` as it was, so a parked log still reads as parked."""
 
+REBASABLE_KINDS: Final = SIDE_KINDS - {Kind.INBOX_QUARANTINED, Kind.INBOX_RELEASED}
+"""Those behind which a driver's events may go unseen. A hold or a release changes what may be delivered."""
+
 
 @dataclass(slots=True)
 class StreamRow:

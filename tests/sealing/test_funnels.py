@@ -13,8 +13,11 @@ FUNNELS = {
     "runtime/driving.py": {"_conflict"},
     "runtime/engine.py": {"first_of"},
     "runtime/feeds.py": {"_read"},
+    "runtime/holds.py": {"read_entry"},
+    "runtime/inbox_verbs.py": {"rows", "_dispose"},
     "runtime/handle.py": {"_subscription", "terminal_of"},
-    "runtime/operators.py": {"inbox", "_dispose"},
+    "runtime/owner_reads.py": {"read"},
+    "runtime/quarantine.py": {"_head"},
     "runtime/queries.py": {"follow"},
     "runtime/reading.py": {"load", "_read_on", "head_of", "_successor", "unread"},
     "runtime/recovery.py": {"_reason"},
@@ -87,3 +90,46 @@ def test_nothing_above_the_stores_reads_at_rest():
         for node in ast.walk(tree):
             attribute = node.attr if isinstance(node, ast.Attribute) else ""
             assert attribute not in {"read_at_rest", "read_redacted", "load_at_rest", "subscribe_loud"}, name
+
+
+# -- past the guard, for the quarantine verbs alone (system.md 4.9) ------------------------------------------------
+
+VIEWS = {
+    "stores/guarded.py": {"quarantine_view"},
+    "runtime/holds.py": {"stored_copies"},
+    "runtime/owner_reads.py": {"read", "_past_payloads"},
+    "runtime/quarantine.py": {"_stored"},
+}
+"""Who may take the view at rest: copies and originals as stored, and an owner's log for the two verbs."""
+
+OWNERS = {"runtime/quarantine.py": {"__init__", "_owner", "_find_releases"}}
+"""Who reads an owner's log through it."""
+
+
+def test_the_view_at_rest_is_taken_only_by_the_quarantine_verbs():
+    found, owners = {}, {}
+    for file in sorted(ROOT.rglob("*.py")):
+        name = file.relative_to(ROOT).as_posix()
+        tree = ast.parse(file.read_text("utf-8"))
+        places = _innermost(tree, lambda n: isinstance(n, ast.Attribute) and n.attr == "quarantine_view")
+        if name == "stores/guarded.py":
+            places |= {f.name for f in _functions(tree) if f.name == "quarantine_view"}
+        if places:
+            found[name] = places
+        places = _innermost(
+            tree,
+            lambda n: (
+                (isinstance(n, ast.Attribute) and n.attr == "_owner_reads")
+                or (isinstance(n, ast.Call) and getattr(n.func, "id", "") == "OwnerReads")
+            ),
+        )
+        if places:
+            owners[name] = places
+    assert found == VIEWS
+    assert owners == OWNERS
+
+
+def test_the_view_only_reads():
+    from loom.stores.at_rest import AtRestView
+
+    assert {name for name in dir(AtRestView) if not name.startswith("_")} == {"read", "read_last", "stored"}
