@@ -31,6 +31,13 @@ async def parked(runtime, execution_id):
     await until(lambda: execution_id in runtime._engine.parked_runs, "the park")
 
 
+async def parks(runtime, execution_id, count):
+    async with asyncio.timeout(10):
+        while len(of_kind(await runtime.history(execution_id), Kind.EXECUTION_SUSPENDED)) < count:
+            await asyncio.sleep(0.01)
+    await parked(runtime, execution_id)
+
+
 async def test_a_message_wakes_a_parked_flow_in_one_batch(runtime):
     handle = await runtime.start(receiver, 1)
     await parked(runtime, handle.execution_id)
@@ -175,7 +182,7 @@ async def test_a_repeated_request_to_answer_is_answered_once(fleet):
     async with fleet.runtime("node", [gated]) as runtime, fleet.client() as client:
         handle = await runtime.start(gated)
         for number, node in enumerate((client, runtime)):
-            await parked(runtime, handle.execution_id)
+            await parks(runtime, handle.execution_id, number + 1)
             await node.resume(handle.execution_id, "approve", number, request_id=f"r{number}")
         assert await handle.result(5) == [0, 1]
         for node in (client, runtime):
