@@ -8,6 +8,8 @@ a test that stops, pauses or reconfigures a part takes a private one.
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 import threading
 import uuid
 from contextlib import ExitStack
@@ -43,6 +45,12 @@ settings.load_profile("loom")
 
 def pytest_configure(config):
     config.stash[_notes] = []
+    if os.environ.get(
+        "PYTHONDONTWRITEBYTECODE"
+    ):  # else each process that a test starts compiles everything anew
+        cache = tempfile.TemporaryDirectory(prefix="loom-pycache-", ignore_cleanup_errors=True)
+        config.add_cleanup(cache.cleanup)
+        os.environ |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": cache.name}
 
 
 def pytest_collection_modifyitems(config, items):

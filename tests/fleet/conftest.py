@@ -22,16 +22,21 @@ class Fleet:
     """Workers by name, a client, and what the world outside saw."""
 
     def __init__(self, env, folder):
-        self.env, self.folder, self.workers = env, folder, {}
+        self.env, self.folder, self.workers, self.begun = env, folder, {}, {}
 
     def start_worker(self, name):
         worker = self.workers.get(name)
         if worker is None:
             worker = self.workers[name] = OwnedProcess(name, self.folder / name)
+        self.begun[name] = self.begun.get(name, 0) + 1
         worker.spawn(
             [str(Path(sys.executable).with_name("loom")), "worker", "--flows", "fleet_flows"],
             env=self.env | {"LOOM_NODE_ID": name},
         )
+
+    def is_up(self, name):
+        """Whether the worker that was started last has said that it runs."""
+        return self.workers[name].log_path.read_text().count(f"loom: node {name} runs") == self.begun[name]
 
     def kill(self, name):
         self.workers[name].kill()

@@ -26,14 +26,17 @@ async def drive(client, number):
 
 
 async def assassin(fleet, names, kills, finished, rng):
-    """Kill one worker after the other, each after a random while, and start it again at once."""
+    """Kill one worker after the other, each a random while after it went to work, and start it again at once."""
     done = 0
     while done < kills and not finished.is_set():
+        name = rng.choice(names)
+        async with asyncio.timeout(60):
+            while not (fleet.is_up(name) or finished.is_set()):
+                await asyncio.sleep(0.05)
         try:
             async with asyncio.timeout(rng.uniform(0.5, 3.0)):
                 await finished.wait()
         except TimeoutError:
-            name = rng.choice(names)
             fleet.kill(name)
             fleet.start_worker(name)
             done += 1
