@@ -46,7 +46,7 @@ MAX_AT_ONCE: Final = 64
 MAX_TRIES: Final = 4
 REFUSALS: Final = (SealedPayloadUnreadableError, SealedStreamUnreadableError, PayloadShreddedError)
 INBOX_ROW_AT: Final = 0
-"""The fixed instant of inbox wake rows: always due (system.md 5)."""
+"""The fixed instant of inbox and refusal rows: always due (system.md 5)."""
 
 
 class Driving(Reading):
@@ -408,11 +408,11 @@ class Driving(Reading):
             if envelope.type in TERMINAL_KINDS:
                 self._engine.waiters.ended(execution_id, Ending(envelope.type, envelope.data))
 
-    def leave_inbox_row(self, execution_id: str) -> None:
-        """Leave a row for a node that can do what this one could not (system.md 0, lost wake-ups)."""
+    def leave_inbox_row(self, execution_id: str, kind: str = "inbox") -> None:
+        """Leave a row: for the shard's owner to look again, or (``refusal``) for any node (system.md 0, lost wake-ups)."""
         engine = self._engine
         if engine.wakes is not None and not engine.closed:
-            engine.spawn(engine.schedule([WakeRow(execution_id, INBOX_ROW_AT, "inbox")]), execution_id)
+            engine.spawn(engine.schedule([WakeRow(execution_id, INBOX_ROW_AT, kind)]), execution_id)
 
     def timers_of(self, state: ExecutionState) -> tuple[int, ...]:
         """Instants for which a parked execution needs a wake row."""

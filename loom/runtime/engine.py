@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from loom.errors import InvalidIdError, LeaseLostError, LoomError, StoreError
+from loom.errors import InvalidIdError, LeaseLostError, LoomError, PayloadShreddedError, StoreError
 from loom.ids import IdSource, ulid
 from loom.kernel.evidence import CONTINUE
 from loom.kernel.machine import DecisionSources
@@ -373,16 +373,20 @@ class Engine:
         self.spawn(self.events.truncate(stream_id, before), stream_id)
 
     def refused(self, execution_id: str, error: LoomError) -> None:
-        """A message that cannot be opened here: told first and then every 16th; an inbox row stays for a node that can."""
+        """Something cannot be opened here: told first and then every 16th; a row is left for a node that can.
+
+        What was erased opens nowhere, so for that none is left.
+        """
         self.signals.repeated_error(error, execution_id)
         self.backoff.failed(execution_id)
-        self.driving.leave_inbox_row(execution_id)
+        if not isinstance(error, PayloadShreddedError):
+            self.driving.leave_inbox_row(execution_id, "refusal")
 
     def held(self, execution_id: str, error: QuarantineHeldError) -> None:
         """Nothing but held topics: told first and then every 16th; the row stays, its polls back off, other topics flow."""
         self.signals.repeated_error(error, execution_id)
         self.backoff.failed(held_back(execution_id))
-        self.driving.leave_inbox_row(execution_id)
+        self.driving.leave_inbox_row(execution_id, "refusal")
 
     def broken(self, run: Run, error: LoomError) -> None:
         """The flow cannot go on here (diverged, stuck, sealed): nothing more is appended, the log stays as it is."""

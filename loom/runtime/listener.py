@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from loom.errors import StoreError
 from loom.ids import INBOX_PREFIX, RESERVED_PREFIX, inbox_topic, routing_id
+from loom.runtime.driving import REFUSALS
 from loom.runtime.facts import CANCEL_TOPIC
 from loom.runtime.holds import held_back
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
@@ -91,6 +92,9 @@ class Listener:
         while self._engine.owns(chain_id):
             try:
                 await self._verbs.cancel_by_request(chain_id, reason)
+            except REFUSALS as error:
+                self._engine.refused(chain_id, error)  # a node that can open it does what is asked
+                return
             except StoreError as error:
                 self._engine.signals.repeated_storage_error(error, chain_id)
             else:
@@ -108,7 +112,9 @@ class Listener:
         if run is not None:
             run.stop()
             engine.forget(run)
-        engine.spawn(engine.driving.explain(stream_id), stream_id)
+        driven = committed.envelopes[-1].metadata.get("node") is not None
+        if not driven or engine.waiters.waited_for(stream_id):  # else whoever wrote it goes on with it
+            engine.spawn(engine.driving.explain(stream_id), stream_id)
 
     def _inbox_changed(self, execution_id: str, run: Run | None) -> None:
         """An operator held, released or discarded: what may be delivered now is another, also after a refusal."""

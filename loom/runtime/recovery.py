@@ -219,10 +219,38 @@ class Recovery:
                 return
             heads = engine.inbox_heads(loaded.state.chain_id)
             cancelled = inbox_stream(loaded.state.chain_id, CANCEL_TOPIC) in heads
-            if not cancelled and now.fence == loaded.observation.fence:
-                await self._judge(loaded, driver_of(now))
+            unmoved = not cancelled and now.fence == loaded.observation.fence
+            if unmoved and not await self._judge(loaded, driver_of(now)):
+                self._unsettled[execution_id] = False
         if cancelled:
             await self._verbs.cancel_by_request(execution_id, await self._reason(loaded.state.chain_id))
+
+    async def carry_on(self, info: StreamInfo) -> None:
+        """Take over a running execution that its shard's owner cannot open, on the evidence that anybody needs.
+
+        Raises:
+            REFUSALS: nor can this node. StoreError, TimeoutError: it could not be read.
+        """
+        engine, execution_id = self._engine, info.stream_id
+        if await self._driven(info):
+            return
+        async with engine.driving.exclusive(execution_id):
+            if execution_id in engine.runs or execution_id in engine.starting or not engine.live():
+                return
+            now = await engine.events.info(execution_id)
+            loaded = await engine.driving.load(execution_id)
+            if now is None or loaded is None or loaded.state.status != "running":
+                return
+            if now.fence == loaded.observation.fence:
+                await self._judge(loaded, driver_of(now))
+
+    async def cancel_requested(self, chain_id: str, execution_id: str) -> bool:
+        """Cancel an execution whose parent asked for it, if it did; for a chain whose owner cannot."""
+        stream_id = inbox_stream(chain_id, CANCEL_TOPIC)
+        if await self._engine.events.info(stream_id) is None:
+            return False
+        await self._verbs.cancel_by_request(execution_id, await self._reason(chain_id))
+        return True
 
     async def _driven(self, info: StreamInfo) -> bool:
         """Whether its driver is known to live, told without reading its log."""
@@ -232,20 +260,21 @@ class Recovery:
         found, _ = await self._evidence.of(info.stream_id, node)
         return found in {Evidence.LIVE, Evidence.QUIET}
 
-    async def _judge(self, loaded: Loaded, driver: Driver) -> None:
+    async def _judge(self, loaded: Loaded, driver: Driver) -> bool:
+        """Take it over if nobody drives it; False where that is not known yet."""
         engine, execution_id = self._engine, loaded.state.execution_id
         if undriven(loaded.history, driver):
             await engine.driving.take(loaded)
-            return
+            return True
         evidence = await self.evidence_of(loaded, driver)
         if evidence is None:
-            self._unsettled[execution_id] = False
-            return
+            return False
         if loaded.state.unproductive >= engine.config.max_recoveries:
             exhausted = RedriveExhaustedError(execution_id, loaded.state.unproductive)
             engine.signals.repeated_error(exhausted, execution_id)
-            return
+            return True
         await engine.driving.recover(loaded, "abandoned", evidence, previous=driver.node)
+        return True
 
     async def evidence_of(self, loaded: Loaded, driver: Driver) -> str | None:
         """Why its driver is held to be gone; None where it may live, or nothing is known.

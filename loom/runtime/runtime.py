@@ -11,6 +11,7 @@ from loom.runtime.lease_keeper import LeaseKeeper
 from loom.runtime.listener import Listener
 from loom.runtime.presence import PresenceKeeper
 from loom.runtime.recovery import IsAbandoned, Recovery
+from loom.runtime.refusals import RefusalScan
 from loom.runtime.sealed import refused_as
 from loom.runtime.timers import TimerService
 
@@ -43,6 +44,7 @@ class Runtime(Client):
         self._is_abandoned = is_abandoned
         self._presence: PresenceKeeper | None = None
         self._timers: TimerService | None = None
+        self._refusals: RefusalScan | None = None
         self._recovery: Recovery | None = None
 
     @property
@@ -68,6 +70,8 @@ class Runtime(Client):
         if engine.wakes is not None:
             self._timers = TimerService(engine, engine.wakes, on_emptied=self._recovery.everything)
             self._timers.start()
+            self._refusals = RefusalScan(engine, engine.wakes, self._recovery)
+            self._refusals.start()
         if self._presence is not None:
             await self._presence.start()
         if engine.leasing is not None:
@@ -84,6 +88,8 @@ class Runtime(Client):
             return
         if self._timers is not None:
             await self._timers.stop()
+        if self._refusals is not None:
+            await self._refusals.stop()
         if self._recovery is not None:
             await self._recovery.stop()
         await self._engine.drain(DRAIN_S)

@@ -131,7 +131,8 @@ class TimerService:
             except QuarantineHeldError:
                 return  # told; the row waits for a node that can open it, or for an operator
             except LoomError as error:
-                engine.backoff.failed(row.execution_id)
+                if not engine.backoff.blocked(row.execution_id):
+                    engine.backoff.failed(row.execution_id)
                 engine.signals.repeated_error(error, row.execution_id)
                 return
             if settled:

@@ -53,6 +53,12 @@ class Waiters:
                 self._sweep()
         return future
 
+    def waited_for(self, execution_id: str) -> bool:
+        """Whether somebody here waits for its end."""
+        known = self._refs.get(execution_id)
+        future = None if known is None else known()
+        return future is not None and not future.done()
+
     def ended(self, execution_id: str, ending: Ending) -> None:
         """It has ended."""
         known = self._refs.pop(execution_id, None)

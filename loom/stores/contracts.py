@@ -403,15 +403,25 @@ class WakeStore(Protocol):
         """
         ...
 
+    async def refusals(self, now: int, limit: int, *, shard: int, offset: int = 0) -> list[WakeRow]:
+        """Refusal rows of a shard that are due, claimed ones among them, in order, at most ``limit`` from ``offset`` on.
+
+        For any node, whoever owns the shard: what its owner cannot open, another may (docs/adr/0021).
+        """
+        ...
+
     async def claim(self, row: WakeRow, owner: str, ttl_ms: int) -> bool:
-        """Claim a due row for ``owner`` for ``ttl_ms``; False while another's claim stands, or where the row is gone."""
+        """Claim a due row for ``owner`` for ``ttl_ms``; False while another's claim stands, or where the row is gone.
+
+        Claimed anew for 0 ms it is given back.
+        """
         ...
 
     async def complete(self, execution_id: str, wake_at: int) -> bool:
         """Delete a row; False where there was none.
 
-        An inbox row that was scheduled again while its claim stood stays, unclaimed: whoever scheduled it may have
-        done so after the claimant read the inbox.
+        An inbox or refusal row that was scheduled again while its claim stood stays, unclaimed: whoever scheduled it may
+        have done so after the claimant read the inbox.
         """
         ...
 

@@ -24,14 +24,14 @@ class Fleet:
     def __init__(self, env, folder):
         self.env, self.folder, self.workers, self.begun = env, folder, {}, {}
 
-    def start_worker(self, name):
+    def start_worker(self, name, *, flows="fleet_flows", env=None):
         worker = self.workers.get(name)
         if worker is None:
             worker = self.workers[name] = OwnedProcess(name, self.folder / name)
         self.begun[name] = self.begun.get(name, 0) + 1
         worker.spawn(
-            [str(Path(sys.executable).with_name("loom")), "worker", "--flows", "fleet_flows"],
-            env=self.env | {"LOOM_NODE_ID": name},
+            [str(Path(sys.executable).with_name("loom")), "worker", "--flows", flows],
+            env=self.env | (env or {}) | {"LOOM_NODE_ID": name},
         )
 
     def is_up(self, name):
@@ -41,11 +41,11 @@ class Fleet:
     def kill(self, name):
         self.workers[name].kill()
 
-    def client(self):
+    def client(self, **settings):
         names = {key[5:].lower(): value for key, value in self.env.items() if key.startswith("LOOM_")}
         nested = {"leases": {"ttl_ms": TTL_MS}}
         names = {key: value for key, value in names.items() if "__" not in key}
-        return Client(Config(**names, **nested, node_id=f"client-{uuid.uuid4().hex[:6]}"))
+        return Client(Config(**names, **nested, **settings, node_id=f"client-{uuid.uuid4().hex[:6]}"))
 
     def effects(self):
         """Tokens by (execution, effect)."""
@@ -55,6 +55,11 @@ class Fleet:
             noted = json.loads(line)
             seen[noted["execution"], noted["name"]].append(noted["token"])
         return seen
+
+    def ledger(self):
+        """Lines of the ledger, in order."""
+        path = Path(self.env["FLEET_LEDGER"])
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def tails(self):
         return "\n".join(f"--- {name}\n{worker.log_tail()}" for name, worker in self.workers.items())

@@ -144,7 +144,7 @@ async def test_a_sealed_head_holds_the_execution_and_nothing_is_written(fleet, t
             assert "aes" not in str(error)
             await until(lambda: fleet.log.index.row(handle.execution_id).status == Kind.EXECUTION_SUSPENDED)
             rows = await runtime._engine.wakes.rows_of(handle.execution_id)
-            assert [row.kind for row in rows] == ["inbox"]
+            assert [row.kind for row in rows] == ["refusal"]
             assert kinds(await runtime.history(handle.execution_id)) == [
                 Kind.EXECUTION_STARTED,
                 Kind.EXECUTION_SUSPENDED,

@@ -140,7 +140,7 @@ async def test_other_topics_flow_and_a_capable_node_delivers_the_held_message_fi
         assert "awaiting a capable node" in str(held)
         with pytest.raises(QuarantineHeldError):
             await (node.notify_inbox(CHAIN) if CHAIN not in node._engine.runs else _drop_and_notify(node))
-        assert [r.kind for r in await node._engine.wakes.rows_of(CHAIN)] == ["inbox"]
+        assert [r.kind for r in await node._engine.wakes.rows_of(CHAIN)] == ["refusal"]
     async with chain.node("capable", owns=True) as capable:
         assert await capable.handle(CHAIN, listens).result(5) == ["u1", "m1", "m2"]
         state = await capable.load_state(CHAIN)
@@ -150,6 +150,20 @@ async def test_other_topics_flow_and_a_capable_node_delivers_the_held_message_fi
     assert [(f.data["auto"], f.metadata["node"].split(":")[0]) for f in facts] == [(True, "capable")]
     after = chain.log()[facts[0].sequence + 1]
     assert (after.type, after.data["inboxSeq"]) == (Kind.MESSAGE_CONSUMED, 0)
+
+
+async def test_a_capable_node_that_owns_nothing_releases_what_is_held(chain):
+    await chain.send("t", "m1", "m1")
+    trouble = Trouble()
+    async with chain.node("raw", owns=True, trouble=trouble) as node:
+        await until(lambda: trouble.errors, "a refusal")
+        await hold(node)
+        await until(lambda: any(type(e) is QuarantineHeldError for e, _ in trouble.errors), "the signal")
+        async with chain.node("capable"):
+            await until(lambda: Kind.INBOX_RELEASED in kinds(chain), "the release", 20)
+            await until(lambda: kinds(chain)[-1] == Kind.EXECUTION_SUSPENDED, "the park", 20)
+    (released,) = (e for e in chain.log() if e.type == Kind.INBOX_RELEASED)
+    assert released.metadata["node"].split(":")[0] == "capable"
 
 
 async def _drop_and_notify(node):

@@ -21,7 +21,7 @@ class _Slot:
     row: WakeRow
     claimed_by: str = ""
     claimed_until: int = 0
-    asked_again: bool = False  # an inbox row was scheduled again while its claim stood
+    asked_again: bool = False  # an inbox or refusal row was scheduled again while its claim stood
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class WakeTable:
         if slot is None:
             self.slots[key] = _Slot(row)
             return
-        if row.kind == "inbox" and self.claimed(slot):
+        if row.kind != "timer" and self.claimed(slot):
             slot.asked_again = True
         kind = max(slot.row.kind, row.kind, key=KIND_RANK.__getitem__)
         slot.row = WakeRow(*key, kind, max(slot.row.head, row.head), max(slot.row.holds, row.holds))
@@ -77,6 +77,12 @@ class MemoryWakeStore:
         """See :meth:`loom.stores.contracts.WakeStore.due`."""
         rows = [row for row in self._due(now, refused=refused) if self._shard(row.execution_id) in shards]
         return sorted(rows, key=lambda row: (row.wake_at, row.execution_id))[:limit]
+
+    async def refusals(self, now: int, limit: int, *, shard: int, offset: int = 0) -> list[WakeRow]:
+        """See :meth:`loom.stores.contracts.WakeStore.refusals`."""
+        rows = (slot.row for slot in self._table.slots.values() if slot.row.kind == "refusal")
+        here = [row for row in rows if row.wake_at <= now and self._shard(row.execution_id) == shard]
+        return sorted(here, key=lambda row: (row.wake_at, row.execution_id))[offset : offset + limit]
 
     async def claim(self, row: WakeRow, owner: str, ttl_ms: int) -> bool:
         """See :meth:`loom.stores.contracts.WakeStore.claim`."""

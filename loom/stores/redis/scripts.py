@@ -243,7 +243,7 @@ local function upsert(member, wake_at, kind, head, holds)
   if not row then
     row = {head = head, holds = holds, again = '0', till = 0, kind = kind, owner = ''}
   else
-    if kind == 'inbox' and row.till > now then row.again = '1' end
+    if kind ~= 'timer' and row.till > now then row.again = '1' end
     if RANK[kind] > RANK[row.kind] then row.kind = kind end
     row.head, row.holds = math.max(row.head, head), math.max(row.holds, holds)
   end
@@ -285,6 +285,19 @@ local function collect(key)
 end
 collect(KEYS[2])
 if ARGV[3] == '1' then collect(KEYS[3]) end
+return rows
+""",
+)
+
+WAKE_REFUSALS: Final = _script(
+    "list refused wake rows",
+    _WAKE,
+    """
+local rows = {}
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ARGV[1], 'LIMIT', ARGV[2], ARGV[3])) do
+  local row = load(member)
+  if row then rows[#rows + 1] = {member, row.kind, row.head, row.holds} end
+end
 return rows
 """,
 )

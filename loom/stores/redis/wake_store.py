@@ -57,6 +57,11 @@ class RedisWakeStore:
             rows += _rows(await self.connection.call(scripts.WAKE_DUE, self._keys[shard], args))
         return sorted(rows, key=lambda row: (row.wake_at, row.execution_id))[:limit]
 
+    async def refusals(self, now: int, limit: int, *, shard: int, offset: int = 0) -> list[WakeRow]:
+        """See :meth:`loom.stores.contracts.WakeStore.refusals`."""
+        args: list[str | int] = [now, offset, limit]
+        return _rows(await self.connection.call(scripts.WAKE_REFUSALS, self._keys[shard], args))
+
     async def claim(self, row: WakeRow, owner: str, ttl_ms: int) -> bool:
         """See :meth:`loom.stores.contracts.WakeStore.claim`."""
         args: list[str | int] = [_member(row.execution_id, row.wake_at), row.wake_at, owner, ttl_ms]

@@ -77,6 +77,39 @@ class WakeStoreConformance:
         found = await store.due(NOW, 100, shards=shards)
         assert len(found) == len(refusals)
 
+    async def test_refusal_rows_of_a_shard_are_paged(self, bench: WakeBench) -> None:
+        store = bench.open()
+        rows = [WakeRow(f"e{n}", 0, "refusal") for n in range(40)]
+        await store.schedule([*rows, WakeRow("t", NOW, "timer"), WakeRow("later", NOW + 1, "refusal")])
+        assert await store.claim(rows[0], "n1", LONG)
+        found: list[WakeRow] = []
+        for shard in range(bench.partitions):
+            here: list[WakeRow] = []
+            while page := await store.refusals(NOW, 3, shard=shard, offset=len(here)):
+                here += page
+            assert {partition_of(row.execution_id, bench.partitions) for row in here} <= {shard}
+            found += here
+        assert sorted(found, key=lambda row: int(row.execution_id[1:])) == rows
+
+    async def test_a_claim_is_given_back(self, bench: WakeBench) -> None:
+        ours, theirs = bench.open(), bench.open()
+        row = WakeRow("e", 0, "refusal")
+        await ours.schedule([row])
+        assert await ours.claim(row, "n1", LONG)
+        assert not await theirs.claim(row, "n2", LONG)
+        assert await ours.claim(row, "n1", 0)
+        assert await theirs.claim(row, "n2", LONG)
+
+    async def test_a_refusal_row_asked_for_again_outlives_the_claim(self, bench: WakeBench) -> None:
+        store = bench.open()
+        row = WakeRow("e", 0, "refusal")
+        await store.schedule([row])
+        assert await store.claim(row, "n1", LONG)
+        await store.schedule([row])
+        assert await store.complete("e", 0)
+        assert await store.rows_of("e") == [row]
+        assert await store.claim(row, "n2", LONG)
+
     async def test_rows_that_meet_on_a_key_merge_alike_in_any_order(self, bench: WakeBench) -> None:
         store = bench.open()
         rows = [
@@ -151,15 +184,14 @@ class WakeStoreConformance:
         assert await theirs.complete("e", NOW)
         assert await ours.count() == 0
 
-    async def test_other_rows_scheduled_under_a_claim_go_with_it(self, bench: WakeBench) -> None:
+    async def test_a_timer_scheduled_under_a_claim_goes_with_it(self, bench: WakeBench) -> None:
         store = bench.open()
-        for kind in ("timer", "refusal"):
-            row = WakeRow("e", NOW, kind, 1)
-            await store.schedule([row])
-            assert await store.claim(row, "n1", LONG)
-            await store.schedule([WakeRow("e", NOW, kind, 2)])
-            assert await store.complete("e", NOW)
-            assert await store.rows_of("e") == []
+        row = WakeRow("e", NOW, "timer", 1)
+        await store.schedule([row])
+        assert await store.claim(row, "n1", LONG)
+        await store.schedule([WakeRow("e", NOW, "timer", 2)])
+        assert await store.complete("e", NOW)
+        assert await store.rows_of("e") == []
 
     async def test_a_hold_moves_a_row_in_one_step(self, bench: WakeBench) -> None:
         store = bench.open()
