@@ -141,6 +141,7 @@ async def test_a_parents_cancellation_reaches_a_sealed_child_of_an_incapable_own
         child_id = next(e.data["childId"] for e in log_of(mixed, "p") if e.type == Kind.CHILD_STARTED)
         waits = lambda log: log[-1:] and log[-1].type == Kind.EXECUTION_SUSPENDED  # noqa: E731
         await until(lambda: waits(log_of(mixed, child_id)) and waits(log_of(mixed, "p")), "the parks", 20)
+        await until(lambda: not mixed.fleet.wakes.slots, "the rows to go", 20)
         await capable.cancel("p", "no more")
         assert mixed.fleet.log.index.row(inbox_stream(child_id, CANCEL_TOPIC)).head == 0
         await until(
@@ -162,7 +163,7 @@ async def test_incapable_nodes_do_not_keep_a_row_from_a_capable_one(mixed):
         await until(lambda: len(trouble.errors) >= 3, "everyone to refuse", 20)
         assert len(log_of(mixed, "x")) == 1
         slot = mixed.fleet.wakes.slots["x", 0]
-        await until(lambda: not mixed.fleet.wakes.claimed(slot), "the claim to be given back", 20)
+        await until(lambda: not mixed.fleet.wakes.claimed(slot), "the claim to be given back", 2)
         async with node(mixed, "capable", owned=False) as capable:
             await until(lambda: len(log_of(mixed, "x")) > 2, "the capable node", 20)
             assert await capable.status("x", principal=ALICE) in {"running", "suspended"}
