@@ -94,6 +94,8 @@ class Disposal:
 
     release: dict[str, Json] | None = None
     """Data of the automatic INBOX_RELEASED that precedes it in one batch, where it is held."""
+    was_held: bool = False
+    """Whether it comes from the quarantine: its inbox was done with it when it was held."""
 
     def data(self) -> dict[str, Json]:
         """Data of its MESSAGE_CONSUMED; the payload is never copied."""
@@ -110,6 +112,8 @@ class Delivery:
     message: InboxMessage | None = None
     release: dict[str, Json] | None = None
     """Data of the automatic INBOX_RELEASED that precedes the delivery in one batch, where the message is held."""
+    was_held: bool = False
+    """Whether the message comes from the quarantine."""
 
     def consumed_data(self) -> dict[str, Json]:
         """Data of the MESSAGE_CONSUMED that answers the wait."""
@@ -190,7 +194,7 @@ def next_delivery(
                     return scan.plan(None, queues)
                 if found is not None:
                     message, release = found
-                    answer = Delivery(wait.site_id, index, arm.kind, message, release)
+                    answer = Delivery(wait.site_id, index, arm.kind, message, release, was_held=True)
                     return scan.plan(answer, queues)
                 continue
             head = scan.head(topic)
@@ -269,7 +273,7 @@ class _Queues:
         if entry["state"] == HELD:
             release = released_data(topic, key, message.message_id)
         if key in state.dedupe:
-            return Disposal(message, DUPLICATE, release)
+            return Disposal(message, DUPLICATE, release, was_held=True)
         if release is None:
             if copy is None:
                 raise SealedPayloadUnreadableError(state.execution_id, key, topic, unverifiable=True)

@@ -150,12 +150,18 @@ def holds_key(state: ExecutionState, key: str) -> bool:
 
 
 def fold_quarantined(state: ExecutionState, envelope: Envelope) -> None:
-    """Take an INBOX_QUARANTINED: the cursor passes the message, its topic is held. The key stays out of the window."""
+    """Take an INBOX_QUARANTINED: the cursor passes the message, its topic is held. The key stays out of the window.
+
+    In a fork's log the message never stood in this chain's inbox (``forked``): its cursor stays where it is.
+    """
     found = entry_of(envelope.data) if is_stamped(envelope.metadata) else None
     if found is None or held_total(state) >= QUARANTINE_FOLD_CAP:
         return
     topic, entry = found
-    state.cursors[topic] = max(state.cursors.get(topic, -1), entry["inboxSeq"])
+    if envelope.data.get("forked") is True:
+        state.copied_through = max(state.copied_through, entry["heldAt"])
+    else:
+        state.cursors[topic] = max(state.cursors.get(topic, -1), entry["inboxSeq"])
     state.quarantined[topic] = [*state.quarantined.get(topic, ()), entry]
     state.held_once = True
 
@@ -176,14 +182,16 @@ def fold_released(state: ExecutionState, envelope: Envelope) -> str | None:
     return None
 
 
-def settle_consumed(state: ExecutionState, topic: str, key: Json, position: Json) -> None:
-    """Take a MESSAGE_CONSUMED: the released entry that it disposes of leaves its queue.
+def settle_consumed(state: ExecutionState, topic: str, key: Json, position: Json) -> bool:
+    """Take a MESSAGE_CONSUMED: the released entry that it disposes of leaves its queue; whether there was one.
 
     Its place is compared beside its key: a message of the same identity behind the hold is another.
     """
     first = first_entry(state, topic)
-    if first is not None and is_delivery_of(first, key, position):
-        _pop(state, topic)
+    if first is None or not is_delivery_of(first, key, position):
+        return False
+    _pop(state, topic)
+    return True
 
 
 def is_delivery_of(entry: Entry, key: Json, position: Json) -> bool:
@@ -207,11 +215,11 @@ def carried_holds(state: ExecutionState) -> dict[str, list[dict[str, Json]]]:
     return {topic: [dict(entry) for entry in queue] for topic, queue in state.quarantined.items()}
 
 
-def seed_holds(state: ExecutionState, carried: Json) -> None:
+def seed_holds(state: ExecutionState, carried: Json, *, forked: bool = False) -> None:
     """Take carried queues over, behind the cursors. A topic with a malformed or misplaced entry is ignored whole.
 
-    Released entries come first and are at most one; each entry lies at or below its topic's cursor; all topics together
-    stay within the cap.
+    Released entries come first and are at most one; each entry lies at or below its topic's cursor, but in a fork, in whose
+    inbox it never stood; all topics together stay within the cap.
     """
     if not isinstance(carried, Mapping):
         return
@@ -221,10 +229,12 @@ def seed_holds(state: ExecutionState, carried: Json) -> None:
         entries = [_entry(e) if isinstance(e, Mapping) else None for e in queue]
         seeds = [e for e in entries if e is not None]
         well_formed = len(seeds) == len(entries) and all(e["state"] == HELD for e in seeds[1:])
-        in_place = all(e["inboxSeq"] <= state.cursors.get(topic, -1) for e in seeds)
+        in_place = forked or all(e["inboxSeq"] <= state.cursors.get(topic, -1) for e in seeds)
         if well_formed and in_place and held_total(state) + len(seeds) <= QUARANTINE_FOLD_CAP:
             state.quarantined[topic] = seeds
             state.held_once = True
+            if forked:
+                state.copied_through = max(state.copied_through, *(e["heldAt"] for e in seeds))
 
 
 # Copies -------------------------------------------------------------------------------------------------------------
@@ -282,10 +292,13 @@ def oldest_pinned(state: ExecutionState, copies: Iterable[Copy]) -> int | None:
     """Place of the first copy that must be kept; None where every one may go.
 
     A copy is kept while an entry means it, and while its original lies above the cursor: the fact that will name it may
-    be on its way (system.md 4.7).
+    be on its way (system.md 4.7). Those that a fork brought along are on no way.
     """
     for copy in copies:
         live = any(e.get("heldAt") == copy.held_at for q in state.quarantined.values() for e in q)
-        if live or copy.inbox_seq > state.cursors.get(copy.topic, -1):
+        on_its_way = copy.held_at > state.copied_through and copy.inbox_seq > state.cursors.get(
+            copy.topic, -1
+        )
+        if live or on_its_way:
             return copy.held_at
     return None

@@ -12,7 +12,7 @@ from typing import Final
 
 from loom.errors import DecodeError, StreamBrokenError
 from loom.kernel.inbox import CHILD_TOPIC_PREFIX, remember, seed_inbox
-from loom.kernel.quarantine import fold_quarantined, fold_released, settle_consumed
+from loom.kernel.quarantine import fold_quarantined, fold_released, seed_holds, settle_consumed
 from loom.schemas.envelope import Envelope, Json, Kind
 
 STATE_VERSION: Final = 1
@@ -68,6 +68,9 @@ class ExecutionState:
     held_once: bool = field(default=False, compare=False, repr=False)
     """Whether this log ever held a message: copies may rest when nothing is held any more. Not part of the state."""
 
+    copied_through: int = field(default=0, compare=False, repr=False)
+    """Place of the last copy that a fork brought along. Not part of the state."""
+
     @property
     def finished(self) -> bool:
         """Whether the execution has ended."""
@@ -120,7 +123,11 @@ def _started(state: ExecutionState, envelope: Envelope) -> None:
     state.started_at = envelope.timestamp
     state.parent = data.get("parent")
     forked = data.get("forkedFrom")
-    state.forked_from = forked.get("executionId") if isinstance(forked, Mapping) else None
+    if isinstance(forked, Mapping):
+        state.forked_from = forked.get("executionId")
+        carried = forked.get("carried")
+        if isinstance(carried, Mapping):
+            seed_holds(state, carried.get("quarantined"), forked=True)
     continued = data.get("continuedFrom")
     if isinstance(continued, Mapping):
         state.continued_from = continued.get("executionId")
@@ -180,12 +187,11 @@ def _consumed(state: ExecutionState, envelope: Envelope) -> None:
     data = envelope.data
     topic, position, key = data.get("topic"), data.get("inboxSeq"), data.get("messageId")
     if isinstance(topic, str) and isinstance(position, int):
-        if position > state.cursors.get(topic, -1):
+        was_held = bool(state.quarantined) and settle_consumed(state, topic, key, position)
+        if not was_held and position > state.cursors.get(topic, -1):
             state.cursors[topic] = position
         if topic.startswith(CHILD_TOPIC_PREFIX):
             state.children.pop(topic[len(CHILD_TOPIC_PREFIX) :], None)
-        if state.quarantined:
-            settle_consumed(state, topic, key, position)
     if isinstance(key, str):
         remember(state, key)
     if "siteId" in data and not data.get("reason"):

@@ -338,18 +338,25 @@ class Client(SubjectVerbs, InboxClient):
         at_sequence: int | None = None,
         at_step: str | None = None,
         new_id: str | None = None,
+        reason: str | None = None,
         principal: Principal | None = None,
     ) -> Handle[Any]:
         """Start an execution, in a chain of its own, whose log begins as this one's did.
 
         It shares the events through ``at_sequence``, or those before the step (or site) ``at_step``; by default all but
-        the end. Its inbox begins empty.
+        the end. Its inbox begins empty, but for what is held there. ``reason`` is kept in its log.
 
         Raises:
+            InboxQuarantineRefusedError: the copy of a held message is missing; nothing was written.
             InvalidInputError: there is no such place, or children are out at it.
         """
         return await self._operators.fork(
-            execution_id, at_sequence=at_sequence, at_step=at_step, new_id=new_id, principal=principal
+            execution_id,
+            at_sequence=at_sequence,
+            at_step=at_step,
+            new_id=new_id,
+            reason=reason,
+            principal=principal,
         )
 
     @refused_as("recover")

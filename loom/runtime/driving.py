@@ -97,7 +97,7 @@ class Driving(Reading):
                     async with self._slots:
                         await self.notify(execution_id)
                 except REFUSALS:
-                    return  # told, and a row is left
+                    pass  # told, and a row is left; but what came meanwhile may have changed it
                 except BaseException:
                     self.leave_inbox_row(execution_id)
                     raise

@@ -121,6 +121,7 @@ class Holds:
             status=state.status,
             cursors=dict(state.cursors),
             quarantined=dict(state.quarantined),
+            copied_through=state.copied_through,
         )
         run.engine.spawn(trim_copies(run.engine, durable), run.id)
 

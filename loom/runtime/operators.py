@@ -14,18 +14,17 @@ from loom.errors import (
 from loom.ids import check_execution_id
 from loom.kernel.flow import FlowDefinition
 from loom.kernel.state import ExecutionState, fold
+from loom.kernel.transient import TransientState
 from loom.runtime import facts
 from loom.runtime.drivers import BY_HAND, NEVER, fence_owner
+from loom.runtime.forks import fork_point, forked_log, held_copies
 from loom.runtime.handle import Handle
-from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
+from loom.schemas.envelope import TERMINAL_KINDS, Json, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, StreamAppend
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from loom.runtime.access import Principal
     from loom.runtime.engine import Engine
-    from loom.runtime.reading import Loaded
     from loom.runtime.verbs import Verbs
 
 MAX_RACES = 8
@@ -107,6 +106,8 @@ class Operators:
     ) -> Handle[Any]:
         """Take an execution over from a state that a caller kept, once the log agrees with it."""
         await self._verbs.judged("restore_from_state", execution_id, principal)
+        if isinstance(state, TransientState):
+            raise InvalidInputError("state", "it was folded past sealed payloads", "load it with load_state")
         loaded = await self._verbs.loaded(execution_id)
         own = ExecutionState()
         for envelope in loaded.history:
@@ -129,18 +130,28 @@ class Operators:
         at_sequence: int | None,
         at_step: str | None,
         new_id: str | None,
+        reason: str | None,
         principal: Principal | None,
     ) -> Handle[Any]:
         """Start an execution, in a chain of its own, whose log begins as this one's did."""
         await self._verbs.judged("fork", execution_id, principal)
         engine = self._engine
         loaded = await self._verbs.loaded(execution_id)
-        through = _fork_point(loaded, at_sequence, at_step)
+        through = fork_point(loaded, at_sequence, at_step)
         target = engine.mint_beside(loaded.state.chain_id) if new_id is None else check_execution_id(new_id)
-        events = _forked(loaded.history[: through + 1], target, execution_id, through, principal)
+        places, copies = await held_copies(engine, loaded, through, target)
+        events = forked_log(
+            loaded.history[: through + 1],
+            target,
+            execution_id,
+            through,
+            places=places,
+            principal=principal,
+            reason=reason,
+        )
         append = StreamAppend(target, events, expected_head=NO_EVENTS, fence=facts.FIRST_FENCE)
         try:
-            await engine.patiently(lambda: engine.events.append(append), target)
+            await engine.patiently(lambda: engine.events.append_many([append, *copies]), target)
         except WrongHeadError:
             raise ExecutionAlreadyExistsError(target) from None
         handle: Handle[Any] = Handle(engine, target, None, engine.waiters.of(target))
@@ -178,68 +189,3 @@ class Operators:
                 continue
             return
         raise WrongHeadError(execution_id, NO_EVENTS, NO_EVENTS)
-
-
-def _fork_point(loaded: Loaded, at_sequence: int | None, at_step: str | None) -> int:
-    """The last sequence that the fork shares; where none is given, the last one before the end.
-
-    Raises:
-        InvalidInputError: there is no such place, or children that began before it are still out.
-    """
-    what = f"fork of {loaded.state.execution_id!r}"
-    history = loaded.history
-    if history[-1].sequence + 1 != len(history):
-        raise InvalidInputError(
-            what, "a prefix of its log was trimmed", "fork an execution whose log is whole"
-        )
-    if at_step is not None:
-        found = [e for e in history if e.data.get("siteId") == at_step or e.data.get("name") == at_step]
-        if not found or at_sequence is not None:
-            raise InvalidInputError(
-                what, f"no step {at_step[:64]!r} in its log", "name a step or a site of `loom show`"
-            )
-        through = found[0].sequence - 1
-    else:
-        ended = next((e.sequence for e in history if e.type in TERMINAL_KINDS), len(history))
-        through = ended - 1 if at_sequence is None else at_sequence
-        if not 0 <= through < ended:
-            raise InvalidInputError(
-                what, f"{through} is not a sequence before its end", f"choose 0 to {ended - 1}"
-            )
-    state = ExecutionState(answers=None)
-    for envelope in history[: through + 1]:
-        fold(state, envelope)
-    if state.children:
-        raise InvalidInputError(
-            what,
-            "children that it started are still out at that place",
-            "fork before they start, or after they end",
-        )
-    return through
-
-
-def _forked(
-    prefix: Sequence[Envelope], target: str, source: str, through: int, principal: Principal | None
-) -> tuple[NewEvent, ...]:
-    """The prefix as the log of another chain: its own start, and cursors of an inbox of its own."""
-    first = prefix[0]
-    start = {key: value for key, value in first.data.items() if key not in {"parent", "continuedFrom"}}
-    start |= {
-        "chainId": target,
-        "forkedFrom": {"executionId": source, "sequence": through},
-    }
-    events = [NewEvent(first.id, first.type, start, _unstamped(first))]
-    for envelope in prefix[1:]:
-        data = envelope.data
-        if envelope.type == Kind.MESSAGE_CONSUMED:
-            data = {key: value for key, value in data.items() if key != "inboxSeq"}
-        events.append(NewEvent(envelope.id, envelope.type, data, _unstamped(envelope)))
-    by = {"by": principal.actor} if principal is not None else {}
-    recovered = {"reason": "fork", "evidence": "operator", **by}
-    events.append(NewEvent(f"fork:{target}", Kind.EXECUTION_RECOVERED, recovered, facts.stamp(by.get("by"))))
-    return tuple(events)
-
-
-def _unstamped(envelope: Envelope) -> dict[str, Json]:
-    """Metadata without its driver, whom the fork does not have yet, and without the seal, which its store puts on."""
-    return {key: value for key, value in envelope.metadata.items() if key not in {"node", "seal"}}

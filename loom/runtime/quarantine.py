@@ -366,6 +366,7 @@ class Quarantine:
             cursors=dict(before.cursors),
             dedupe=dict(before.dedupe),
             quarantined={topic: list(queue) for topic, queue in before.quarantined.items()},
+            copied_through=before.copied_through,
         )
         for event in events:
             place = after.head + 1

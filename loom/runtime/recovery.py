@@ -18,6 +18,7 @@ from loom.kernel.inbox import load_waits, topics_of
 from loom.runtime.drivers import BY_HAND, Driver, driver_of, may_be_undriven, undriven
 from loom.runtime.driving import REFUSALS
 from loom.runtime.facts import CANCEL_TOPIC
+from loom.runtime.holds import held_topics
 from loom.runtime.wake_rows import timer_rows
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
 from loom.stores.contracts import WakeRow
@@ -185,7 +186,7 @@ class Recovery:
         heads = engine.inbox_heads(loaded.state.chain_id)
         if inbox_stream(loaded.state.chain_id, CANCEL_TOPIC) in heads:
             await self._verbs.cancel_by_request(execution_id, await self._reason(loaded.state.chain_id))
-        elif any(
+        elif held_topics(loaded.state) or any(
             heads.get(inbox_stream(loaded.state.chain_id, topic), -1) > loaded.state.cursors.get(topic, -1)
             for topic in topics_of(load_waits(loaded.state.waits))
         ):

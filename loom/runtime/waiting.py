@@ -160,10 +160,9 @@ class Waiting:
         for disposal in plan.disposals:
             passed = disposal.message
             self._release(disposal)
-            run.record(
-                Kind.MESSAGE_CONSUMED, disposal.data(), consumed=((passed.stream_id, passed.sequence),)
-            )
-            self._trim(passed)
+            consumed = () if disposal.was_held else ((passed.stream_id, passed.sequence),)
+            run.record(Kind.MESSAGE_CONSUMED, disposal.data(), consumed=consumed)
+            self._done_with(disposal)
         delivery = plan.delivery
         if delivery is None:
             return
@@ -179,11 +178,11 @@ class Waiting:
             envelope = run.record(
                 Kind.MESSAGE_CONSUMED,
                 delivery.consumed_data() | {"at": at},
-                consumed=((message.stream_id, message.sequence),),
+                consumed=() if delivery.was_held else ((message.stream_id, message.sequence),),
             )
             if parked:
                 run.record(Kind.EXECUTION_RESUMED, resumed)
-            self._trim(message)
+            self._done_with(delivery)
         if parked:
             run.steps.hold_until(run.journal.position)
         run.apply(envelope)
@@ -192,8 +191,12 @@ class Waiting:
         """Journal the release that comes with what is disposed of, in one batch with it."""
         if disposed_of.release is not None:
             self._run.record(Kind.INBOX_RELEASED, disposed_of.release)
-        if self._holds is not None:
-            self._holds.freed()
+
+    def _done_with(self, disposed_of: Disposal | Delivery) -> None:
+        if disposed_of.was_held:
+            self.holds.freed()
+        elif disposed_of.message is not None:
+            self._trim(disposed_of.message)
 
     def answer_gate(self, gate: str, fact: dict[str, Json]) -> bool:
         """Answer the first wait at a gate; False where the flow does not wait there. Only called in ``perform``.

@@ -40,7 +40,8 @@ async def listens(ctx):
 class Chain:
     """One chain on a log of which nodes of several kinds have a part."""
 
-    def __init__(self):
+    def __init__(self, *flows):
+        self.flows = flows
         self.mixed = Fleet()
         self.mixed.other = None
 
@@ -50,7 +51,7 @@ class Chain:
         options = trouble.options if trouble is not None else {}
         return fleet.runtime(
             kind.replace(" ", "-"),
-            [listens],
+            [listens, *self.flows],
             events=events,
             settings={"access": {"operators": ("olga",)}, **settings},
             **options,
@@ -61,6 +62,9 @@ class Chain:
         async with self.node(kind, owns=True) as node:
             await node.start(flow, None, execution_id=CHAIN, subject="s")
             await until(lambda: CHAIN in node._engine.parked_runs, "the park")
+        await self.prepared()
+
+    async def prepared(self):
         await MemoryKeyStore(self.mixed.keys).ensure("s")
         await self.mixed.prepare("s")
 

@@ -30,7 +30,7 @@ DEFAULT_SENSITIVE: Final[Mapping[str, tuple[str, ...]]] = {
 """Sealed wherever there are keys (interface.md, "Configuration")."""
 
 _CLEAR: Final[Mapping[str, tuple[str, ...]]] = {
-    Kind.EXECUTION_STARTED: ("subject", "chainId", "parent", "continuedFrom"),
+    Kind.EXECUTION_STARTED: ("subject", "chainId", "parent", "continuedFrom", "forkedFrom"),
     Kind.INBOX_MESSAGE: ("topic", "messageId", "sender"),
     Kind.MESSAGE_CONSUMED: ("topic", "messageId", "inboxSeq", "siteId", "arm", "reason"),
     Kind.INBOX_QUARANTINED: (ANY,),
