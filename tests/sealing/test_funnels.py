@@ -96,6 +96,7 @@ def test_nothing_above_the_stores_reads_at_rest():
 
 VIEWS = {
     "stores/guarded.py": {"quarantine_view"},
+    "runtime/forks.py": {"held_copies"},
     "runtime/holds.py": {"stored_copies"},
     "runtime/owner_reads.py": {"read", "_past_payloads"},
     "runtime/quarantine.py": {"_stored"},
