@@ -32,10 +32,19 @@ async def read_held(engine: Engine, state: ExecutionState, topic: str) -> InboxM
     return None if entry is None else await read_entry(engine, state.chain_id, topic, entry)
 
 
-async def read_entry(engine: Engine, chain_id: str, topic: str, entry: Entry) -> InboxMessage | None:
-    """The copy that an entry means, if it stands where the entry says and is that message's (clauses.md, point 11)."""
-    place = int(entry["heldAt"])
-    for envelope in await engine.events.read(quarantine_stream(chain_id), place, 1):
+async def read_entry(
+    engine: Engine, chain_id: str, topic: str, entry: Entry, *, at_rest: bool = False
+) -> InboxMessage | None:
+    """The copy that an entry means, if it stands where the entry says and is that message's (clauses.md, point 11).
+
+    ``at_rest`` reads it as it is stored, for its id alone: no key is asked for.
+    """
+    place, stream_id = int(entry["heldAt"]), quarantine_stream(chain_id)
+    if at_rest:
+        found = await engine.events.quarantine_view().stored(stream_id, place, 1)
+    else:
+        found = await engine.events.read(stream_id, place, 1)
+    for envelope in found:
         copy = read_copy(envelope)
         if copy is not None and copy.held_at == place and copy.is_of(topic, entry):
             return held_message(chain_id, topic, copy.inbox_seq, envelope)

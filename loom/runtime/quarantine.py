@@ -224,7 +224,7 @@ class Quarantine:
 
     async def _held_already(self, state: ExecutionState, topic: str, message_id: str) -> HeldMessage | None:
         for entry in state.quarantined.get(topic, ()):
-            copy = await read_entry(self._engine, state.chain_id, topic, entry)
+            copy = await read_entry(self._engine, state.chain_id, topic, entry, at_rest=True)
             if message_id == entry["key"] or (copy is not None and copy.message_id == message_id):
                 raw = message_id if copy is None else copy.message_id
                 return HeldMessage(raw, int(entry["inboxSeq"]), int(entry["heldAt"]), changed=False)
@@ -255,7 +255,10 @@ class Quarantine:
         for _ in range(MAX_RACES):
             owner = await self._owner(execution_id)
             state, entry = owner.state, first_entry(owner.state, topic)
-            copy = None if entry is None else await read_entry(self._engine, state.chain_id, topic, entry)
+            copy = None
+            if entry is not None:
+                dropped = disposition == DISCARD
+                copy = await read_entry(self._engine, state.chain_id, topic, entry, at_rest=dropped)
             if entry is None or entry["state"] != HELD or not _names(entry, copy, message_id, sender):
                 await self._assert_repeated(
                     owner, topic, message_id, sender=sender, disposition=disposition, refuse=refuse
