@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from loom.errors import BrokerError, StoreError, TopicsError, UnreachableError
 from loom.stores.kafka.client import (
     ClientLog,
     Fault,
+    admin_config,
     classify,
     name_of,
     producer_config,
     reader_config,
     store_error,
 )
+from loom.stores.kafka.membership import Membership
+from loom.stores.kafka.settings import KafkaSettings
 from loom.stores.kafka.writer import WriterSettings
 
 CODES = sorted(name for name in dir(KafkaError) if name.isupper() and name.strip("_").isidentifier())
@@ -166,6 +169,49 @@ def test_the_poison_rule_is_in_the_settings_and_cannot_be_configured_away():
 
     with pytest.raises(ValueError, match="sent twice"):
         WriterSettings("b:1", "p.", 1, "n", transaction_timeout_ms=5_000, commit_deadline_ms=5_000)
+
+
+MINE = {"bootstrap.servers": "elsewhere:1", "socket.nagle.disable": False}
+
+
+def test_no_client_waits_for_more_to_send():
+    """A small request that waits for the answer to the one before it costs a transaction tens of milliseconds."""
+    producer = producer_config(
+        "b:1", MINE, transactional_id="t", client_id="c", timeout_ms=10_000, max_record_bytes=1_000_000
+    )
+    configs = [
+        producer,
+        admin_config("b:1", MINE, client_id="c", timeout_ms=10_000),
+        reader_config("b:1", MINE, client_id="c"),
+        group_properties(MINE),
+    ]
+    assert all(config["socket.nagle.disable"] is True for config in configs)
+    assert all(config["bootstrap.servers"] == "b:1" for config in configs)
+    assert producer["linger.ms"] == 0
+
+
+def group_properties(kafka, **settings):
+    given = KafkaSettings("b:1", "node-1", kafka=kafka, **settings).membership()
+    return Membership(given, None, None)._properties()
+
+
+def test_what_the_group_rests_on_cannot_be_configured_away():
+    mine = {
+        "enable.auto.commit": True,
+        "auto.offset.reset": "latest",
+        "partition.assignment.strategy": "range",
+        "isolation.level": "read_uncommitted",
+        "session.timeout.ms": 45_000,
+    }
+    config = group_properties(mine)
+    assert config["group.instance.id"] == "node-1"
+    assert config["partition.assignment.strategy"] == "cooperative-sticky"
+    assert (config["enable.auto.commit"], config["auto.offset.reset"]) == (False, "earliest")
+    assert config["isolation.level"] == "read_committed"
+    assert 6_000 <= config["session.timeout.ms"] <= 10_000
+    assert config["heartbeat.interval.ms"] * 3 < config["session.timeout.ms"]
+    assert config["max.poll.interval.ms"] == 30_000
+    Consumer(config).close()  # the client takes them
 
 
 def test_readers_see_committed_records_only():

@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from loom.errors import NodeFencedError
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.membership import Membership, MembershipSettings
+from loom.testing.proxy import Api
 
 SESSION_MS = 6_000
 
@@ -74,44 +75,45 @@ def topic(kafka_bootstrap):
     admin.delete_topics([name])[name].result(15)
 
 
+def begin(bootstrap, topic, node, **bounds):
+    """A member that ticks until ``still`` is set."""
+    told = Told(node)
+    given = {"session_timeout_ms": SESSION_MS, "max_poll_interval_ms": SESSION_MS, "loop_bound_ms": 1_000}
+    settings = MembershipSettings(bootstrap, topic, f"{topic}.owners", node, **(given | bounds))
+    told.member = Membership(settings, told, told.fatal.append)
+    told.still = threading.Event()
+
+    def tick():
+        while not told.still.wait(0.1):
+            told.member.tick()
+
+    def resume_ticks():
+        told.still.clear()
+        threading.Thread(target=tick, daemon=True).start()
+
+    told.resume_ticks = resume_ticks
+    resume_ticks()
+    told.member.start()
+    return told
+
+
+def end(told):
+    told.member.tick()
+    assert told.member.stop(Deadline.after(20_000))
+    told.still.set()
+
+
 @pytest.fixture
 def join(kafka_bootstrap, topic):
     members = []
 
-    def start(node, **overrides):
-        told = Told(node)
-        settings = MembershipSettings(
-            kafka_bootstrap,
-            topic,
-            f"{topic}.owners",
-            node,
-            session_timeout_ms=SESSION_MS,
-            max_poll_interval_ms=overrides.pop("max_poll_interval_ms", SESSION_MS),
-            loop_bound_ms=overrides.pop("loop_bound_ms", 1_000),
-        )
-        told.member = Membership(settings, told, told.fatal.append)
-        ticking = threading.Event()
-        told.still = ticking
-
-        def tick():
-            while not ticking.wait(0.1):
-                told.member.tick()
-
-        told.ticker = threading.Thread(target=tick, daemon=True)
-        told.resume_ticks = lambda: (
-            ticking.clear(),
-            threading.Thread(target=tick, daemon=True).start(),
-        )
-        told.ticker.start()
-        told.member.start()
-        members.append(told)
-        return told
+    def start(node, **bounds):
+        members.append(begin(kafka_bootstrap, topic, node, **bounds))
+        return members[-1]
 
     yield start
     for told in members:
-        told.member.tick()
-        assert told.member.stop(Deadline.after(20_000))
-        told.still.set()
+        end(told)
 
 
 def test_two_members_share_and_a_clean_stop_hands_over_at_once(join):
@@ -183,3 +185,26 @@ async def test_confirm_and_rejoin(join):
     one.member.call(lambda: one.member.rejoin(0.5))
     await asyncio.to_thread(one.wait, lambda t: ("revoked", [0, 1, 2, 3]) in t.log)
     await asyncio.to_thread(one.wait, lambda t: len(t.held) == 4)
+
+
+def test_without_an_answer_of_the_group_everything_is_given_up_in_a_session(proxied_broker, proxy):
+    """The client need not notice: its heartbeats go through, and no callback of its own comes."""
+    topic = f"member{uuid.uuid4().hex[:8]}"
+    admin = AdminClient({"bootstrap.servers": proxied_broker.bootstrap})
+    admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(15)
+    told = begin(f"127.0.0.1:{proxy.port}", topic, "one")
+    try:
+        told.wait(lambda t: len(t.held) == 2)
+        assert told.member.confirm(0)
+        unanswered = proxy.drop(Api.OFFSET_COMMIT, times=1_000)
+        began = time.monotonic()
+        told.wait(lambda t: not t.held)
+        assert time.monotonic() - began < 3 * SESSION_MS / 1000
+        assert unanswered.caught.is_set()
+        assert not told.member.confirm(0)
+        assert [what for what, *_ in told.log if what in ("revoked", "lost")] == ["lost"]
+        proxy.clear()
+        told.wait(lambda t: len(t.held) == 2)  # the group never took them away
+    finally:
+        proxy.clear()
+        end(told)

@@ -160,21 +160,22 @@ async def test_a_request_is_applied_once_whoever_reads_it(writers):
     result, error = await first.remote(append("s", 0), 7)
     assert (result[0].head, error) == (0, None)
     assert first.applied("appends") == 7
+    await first.remote(append("u", 0), 8)  # not the first of the partition, which writes its mark in any case
     first.stop(10_000)
 
     second = writers.make("n2").serving()
-    assert second.applied("appends") == 7
+    assert second.applied("appends") == 8
     assert second.applied("commands") == -1
     (again,), error = await second.remote(append("s", 0), 7)
     assert again.repeated
     assert error is None
     result, error = await second.remote(
         append("t", 0), 5
-    )  # below 7, and not there: it must not be applied now
+    )  # below 8, and not there: it must not be applied now
     assert result is None
     assert error is not None
     await second.remote(Tick(), 9)
-    assert streams(writers.bootstrap, writers.prefix) == {"s": ["e:0"]}
+    assert streams(writers.bootstrap, writers.prefix) == {"s": ["e:0"], "u": ["e:0"]}
 
 
 async def test_a_refused_request_is_recorded_before_its_refusal_leaves(writers):
@@ -215,6 +216,7 @@ async def test_a_wholly_trimmed_stream_goes_on_counting_after_a_takeover(writers
 
     assert placed.first == 3
     assert repeat.repeated
+    assert second.ids(inbox) == ["m0", "m3"]
     records = visible(writers.bootstrap, writers.prefix + "inbox")
     assert [key for _, key, value, _ in records if value is None] == [f"{inbox}/1", f"{inbox}/2"]
 
@@ -229,6 +231,25 @@ async def test_a_deleted_id_refuses_reuse_after_a_takeover(writers):
     with pytest.raises(Exception, match="taken"):
         await second.write(append("s", 0))
     assert second.read("s", 0, 10) == []
+
+
+@pytest.mark.parametrize("op", [Truncate("s", 2), Delete("s")])
+async def test_tombstones_and_their_mark_are_one_transaction(writers, op):
+    writer = writers.make("n1").serving()
+    await writer.write(append("s", 0, 3))
+    await writer.write(op)
+
+    def opened(topic, key):
+        """The transaction that a record opens at its place, and all places of that transaction."""
+        records = visible(writers.bootstrap, writers.prefix + topic)
+        (*_, headers) = [r for r in records if r[1] == key][-1]
+        name, _, places = headers["transaction"].decode().split(";")
+        return name, sorted(places.split(","))
+
+    both = [f"{writers.prefix}executions/0", f"{writers.prefix}marks/0"]
+    first_dropped = "s/1" if isinstance(op, Truncate) else "s/0"
+    assert opened("executions", first_dropped) == opened("marks", "s")
+    assert opened("marks", "s")[1] == both
 
 
 # -- reads that decide -------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from writers import append, create_log, event, foreign_producer, streams, until, visible
+from writers import append, create_log, drop_log, event, foreign_producer, streams, until, visible
 
 from loom.errors import NotOwnerError, StreamBrokenError, WrongHeadError
 from loom.schemas.envelope import Envelope
@@ -297,6 +297,24 @@ async def test_a_restart_reads_only_what_its_checkpoint_lacks(writers):
     writers.prefix += "other."
     third = writers.make("n1", folder="kept").serving()
     assert third.read("s", 0, 10) == [], "a checkpoint of another log is thrown away"
+
+
+async def test_topics_made_again_under_their_names_void_a_checkpoint(writers):
+    first = writers.make("n1", folder="kept").serving()
+    await first.write(append("s", 0, 3))
+    await until(first.index.checkpoint_extra)
+    first.stop(10_000)
+    first.index.close()
+    await asyncio.to_thread(drop_log, writers.bootstrap, writers.prefix)
+    await asyncio.to_thread(create_log, writers.bootstrap, writers.prefix)
+    other = writers.make("n2").serving()
+    for number in range(20):  # beyond where the old log ended, or the end alone would tell
+        await other.write(append("t", number))
+    other.stop(10_000)
+
+    again = writers.make("n1", folder="kept").serving()
+    assert again.read("s", 0, 10) == []
+    assert again.ids("t") == [f"e:{n}" for n in range(20)]
 
 
 async def race(writers, start_process, rounds):

@@ -45,6 +45,17 @@ def create_log(bootstrap, prefix, partitions=1, **config):
         created.result(20)
 
 
+def drop_log(bootstrap, prefix):
+    """Delete those topics, and return once the brokers know none of them any more."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    names = [prefix + name for name in LOG_TOPICS]
+    for deleted in admin.delete_topics(names).values():
+        deleted.result(20)
+    end = time.monotonic() + SECONDS
+    while set(names) & admin.list_topics(timeout=10).topics.keys():
+        assert time.monotonic() < end, "the topics are still there"
+
+
 class Writers:
     """Makes writers of one log, and stops them when the test has ended."""
 

@@ -58,6 +58,11 @@ def _message(bench, partition, chain, sequence, topic="t"):
     bench.send(bench.catalogue.inbox, partition, (key, b"value", TYPE))
 
 
+def test_nothing_is_served_unless_asked_for(bench):
+    app = build_app(bench.config, Runtime())
+    assert not app.conf.web_enabled
+
+
 def test_inbox_and_commands_reach_the_bridge_and_are_committed(bench, hosts):
     bench.make("inbox", "commands", "dead")
     runtime = Runtime()

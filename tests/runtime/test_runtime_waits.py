@@ -12,6 +12,7 @@ from loom import (
     GateNotOpenError,
     InboxFullError,
     InboxMessageRefusedError,
+    Runtime,
     flow,
     gate,
     receive,
@@ -19,6 +20,7 @@ from loom import (
 )
 from loom.ids import inbox_stream
 from loom.schemas.envelope import Kind
+from loom.stores.memory.wake_store import MemoryWakeStore
 from loom.testing.runtime import until
 
 
@@ -243,6 +245,40 @@ async def test_a_timer_row_stands_before_the_park_and_goes_after_it(skipping):
     await skipping.skip(minutes=1)
     assert await handle.status() == "completed"
     assert await skipping._engine.wakes.rows_of(handle.execution_id) == []
+
+
+class HeldRows:
+    """A wake store whose rows come late."""
+
+    def __init__(self, inner):
+        self._inner, self.asked, self.go = inner, asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    async def schedule(self, rows):
+        self.asked.set()
+        await self.go.wait()
+        await self._inner.schedule(rows)
+
+
+async def test_a_park_waits_for_its_row(fleet):
+    @flow("sleeper")
+    async def sleeper(ctx):
+        await ctx.sleep(hours=1)
+
+    rows = HeldRows(MemoryWakeStore(fleet.wakes))
+    async with Runtime(
+        fleet.config("node"), flows=[sleeper], events=fleet.store(), wakes=rows, clock=fleet.clock
+    ) as runtime:
+        handle = await runtime.start(sleeper)
+        await rows.asked.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert kinds(await runtime.history(handle.execution_id)) == [Kind.EXECUTION_STARTED]
+        rows.go.set()
+        await parked(runtime, handle.execution_id)
+        assert kinds(await runtime.history(handle.execution_id))[-1] == Kind.EXECUTION_SUSPENDED
 
 
 async def test_old_messages_expire_unread(fleet):

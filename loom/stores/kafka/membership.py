@@ -206,6 +206,8 @@ class Membership:
             # a partition that is resumed waits for the fetch that is under way without it
             "fetch.wait.max.ms": 100,
             "socket.nagle.disable": True,
+            # an answer that is lost must not keep a member from leaving: closing waits for it
+            "socket.timeout.ms": s.session_timeout_ms,
             "log_level": 2,  # what matters is told by errors; a lost connection would be told again and again
             "queued.max.messages.kbytes": 16_384,
             "on_commit": self._on_commit,
