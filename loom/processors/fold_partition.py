@@ -126,6 +126,7 @@ class FoldPartition:
         )
         lane = self._lane = FoldLane(config, states)
         lane.initialise(deadline, wait)
+        self._close_what_is_open(lane, deadline)
         table = SummaryTable(self._codec, settings.resident)
         try:
             self._restore(table, wait)
@@ -135,6 +136,15 @@ class FoldPartition:
             raise
         self._known_below = end if len(table) else 0
         self._table = table
+
+    def _close_what_is_open(self, lane: FoldLane, deadline: Deadline) -> None:
+        """Commit a record of no meaning: where Kafka left the last transaction without an end, this is its end.
+
+        What such a one wrote may stand: it is folded from what is in the log, and folding that again changes nothing.
+        """
+        lane.begin()
+        lane.produce(self._settings.catalogue.states, None, TICK_KEY, self.partition)
+        lane.commit(deadline)
 
     def fold(self, messages: Sequence[Message], group: object) -> tuple[int, int]:
         """Fold one batch and commit it with its offsets; return how many events and summaries that were.

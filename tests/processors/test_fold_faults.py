@@ -1,13 +1,17 @@
 """The fold behind a proxy that hurts its requests: whatever is lost, states end equal and never went back."""
 
 import dataclasses
+import time
 import uuid
 
 import pytest
-from fold_bench import histories, oracle, published, settings, write
+from fold_bench import CODEC, histories, oracle, published, settings, write
 from kafka_bench import Bench, wait_until
 
 from loom.processors.fold import FoldService
+from loom.processors.fold_partition import FoldPartition
+from loom.stores.kafka.deadline import Deadline
+from loom.stores.kafka.reader import Ends
 from loom.testing.proxy import Api, Side
 
 FOLD = "*-fold-*"
@@ -89,3 +93,36 @@ def test_a_client_call_that_does_not_return_is_told(proxied_broker, proxy):
     assert "the fold service has stood still" in deaths[0]
     held.release()
     assert service.stop()
+
+
+ATTEMPTS = 8
+
+
+@pytest.mark.timeout(300)
+def test_what_a_broker_left_without_an_end_is_ended_before_states_are_restored(start_kafka):
+    """A restarting broker drops the markers of a transaction, and calls it complete (docs/adr/0015)."""
+    hasty = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "50"}
+    broker = start_kafka(properties=hasty)
+    bench = Bench(broker.bootstrap, "t.", partitions=1)
+    bench.make("executions", "states")
+    states = bench.catalogue.states
+    ends = Ends(bench.admin, 0, broker.bootstrap)
+    for _ in range(ATTEMPTS):
+        name = bench.catalogue.fold_transactional_id(0).removeprefix(bench.catalogue.prefix)
+        left = bench.producer(name, **{"transaction.timeout.ms": 1_000})
+        left.begin_transaction()
+        left.produce(states, None, b"left", partition=0)
+        assert left.flush(10) == 0
+        broker.kill()
+        del left
+        time.sleep(1.5)  # its timeout passes while the broker is away
+        broker.start()
+        time.sleep(3)
+        if ends.stable([states]) != ends.written([states]):
+            break
+    else:
+        pytest.skip("this broker ended every transaction")
+    fold = FoldPartition(settings(bench), 0, CODEC)
+    fold.take(lambda: (0, 0), Deadline.after(20_000), lambda: None)
+    fold.release()
+    assert ends.stable([states]) == ends.written([states])
