@@ -17,7 +17,7 @@ $(STAMP): .ci/setup pyproject.toml requirements-dev.lock requirements-embedded.l
 	@PYTHON="$(PYTHON)" .ci/setup $(VENV)
 	@touch $@
 
-demo: $(STAMP) ## the order flow, with a worker killed on the way
+demo: $(STAMP) ## the order flow, with a worker killed on the way, and a sealed order
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP) ## the whole suite, on real Kafka and real Redis

@@ -2,7 +2,8 @@
 
 ``make demo`` runs it. Two workers drive five orders. The worker that is packing the first one is killed (kill -9); the
 other takes over, redoes the step that was cut short, and finishes every order. What is shown is read from the executions
-topic with a plain consumer, and checked: nothing missing, nothing twice.
+topic with a plain consumer, and checked: nothing missing, nothing twice. Then comes an order that is sealed, which the
+worker that is left cannot open (``sealed``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from examples.watch import Watch, writer_of
+from examples.sealed import tell_of_the_sealed
+from examples.watch import DemoFailedError, Watch, writer_of
 from loom.cli.timeline import describe
 from loom.errors import LoomError
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
@@ -35,7 +37,7 @@ from loom.testing import services
 from loom.testing.services import OwnedProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 ROOT = Path(__file__).parent.parent
 ORDERS = [f"order-{number}" for number in range(1001, 1006)]
@@ -48,10 +50,6 @@ SHIP = '{"carrier": "post"}'
 EFFECTS = ("charge", "reserve lamp", "reserve bulb", "pack", "hand over")
 PACKING_SECONDS = 3.0
 COMMAND_TIMEOUT_S = 60.0
-
-
-class DemoFailedError(Exception):
-    """The demo did not show what it promises."""
 
 
 @dataclass(slots=True)
@@ -72,23 +70,31 @@ class Demo:
             Text(f"{time.monotonic() - self.began:6.1f} s  ", style="dim").append(text, style="not dim")
         )
 
-    def loom(self, *arguments: str, quiet: bool = False) -> Any:
+    def loom(self, *arguments: str, quiet: bool = False, env: Mapping[str, str] | None = None) -> Any:
         """Run the command line as a user would; what it printed as JSON."""
         if not quiet:
-            line = "          $ loom " + " ".join(quoted(a) for a in arguments)
-            self.console.print(Text(line, style="cyan"), soft_wrap=True)
-        done = subprocess.run(
-            [str(Path(sys.executable).with_name("loom")), *arguments, "--json"],
+            self.shows(*arguments)
+        done = self.ask(*arguments, "--json", env=env)
+        if done.returncode != 0:
+            raise DemoFailedError(f"loom {arguments[0]} ended with {done.returncode}: {done.stderr.strip()}")
+        return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def shows(self, *arguments: str) -> None:
+        """Show a command as one would type it."""
+        line = "          $ loom " + " ".join(quoted(a) for a in arguments)
+        self.console.print(Text(line, style="cyan"), soft_wrap=True)
+
+    def ask(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the command line, whatever it answers. ``env`` is set beside the demo's own."""
+        return subprocess.run(
+            [str(Path(sys.executable).with_name("loom")), *arguments],
             cwd=self.folder,
-            env={**os.environ, **self.env},
+            env={**os.environ, **self.env, **(env or {})},
             capture_output=True,
             text=True,
             timeout=COMMAND_TIMEOUT_S,
             check=False,
         )
-        if done.returncode != 0:
-            raise DemoFailedError(f"loom {arguments[0]} ended with {done.returncode}: {done.stderr.strip()}")
-        return json.loads(done.stdout) if done.stdout.strip() else None
 
     def loom_each(self, first: tuple[str, ...], *others: tuple[str, ...]) -> None:
         """Run several commands side by side, and show the first."""
@@ -99,12 +105,12 @@ class Demo:
             for done in rest:
                 done.result()
 
-    def start_worker(self, name: str) -> None:
+    def start_worker(self, name: str, env: Mapping[str, str] | None = None) -> None:
         """Start a worker process, which ends with this one."""
         worker = OwnedProcess(name, self.folder / name)
         worker.spawn(
             [str(Path(sys.executable).with_name("loom")), "worker", "--flows", "examples.orders"],
-            env={**self.env, "LOOM_NODE_ID": name},
+            env={**self.env, **(env or {}), "LOOM_NODE_ID": name},
         )
         self.workers[name] = worker
 
@@ -191,6 +197,7 @@ def run(demo: Demo, stack: ExitStack) -> None:
     show(demo, watch)
     check(demo, watch)
     demo.console.print(Text("Every order completed exactly once.", style="bold green"))
+    tell_of_the_sealed(demo, watch, stack)
 
 
 def tidy(parts: services.Services, prefix: str) -> None:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from loom.schemas.envelope import Envelope
 
 
+class DemoFailedError(Exception):
+    """The demo did not show what it promises."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """An event, and where in Kafka it stands."""
@@ -27,6 +31,7 @@ class Seen:
     event: Envelope
     partition: int
     offset: int
+    raw: bytes
 
 
 def writer_of(event: Envelope) -> str:
@@ -87,4 +92,6 @@ class Watch:
         if value is None:
             return  # a tombstone
         event = self._codec.decode_envelope(value)
-        self.executions[event.stream_id].append(Seen(event, message.partition() or 0, message.offset() or 0))
+        self.executions[event.stream_id].append(
+            Seen(event, message.partition() or 0, message.offset() or 0, value)
+        )

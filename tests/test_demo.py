@@ -28,6 +28,10 @@ def test_the_demo_ends_well_and_leaves_nothing(kafka_bootstrap, redis_url):
     assert done.returncode == 0, done.stdout[-6_000:] + done.stderr[-3_000:]
     assert "Every order completed exactly once." in done.stdout
     assert "recovered from a node that is gone" in done.stdout
+    assert "its log is sealed, and this node lacks keys or paths for it (marker-unopenable" in done.stdout
+    assert "is denied: the execution's owner is unknown to this policy" in done.stdout
+    assert "subject 'customer-7' was erased" in done.stdout
+    assert "Sealed, refused, completed, erased." in done.stdout
     topics = (
         AdminClient({"bootstrap.servers": kafka_bootstrap, "log_level": 0}).list_topics(timeout=15).topics
     )

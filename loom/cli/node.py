@@ -12,6 +12,7 @@ import typer
 
 from loom.cli.common import load_config, load_flows
 from loom.errors import ConfigError
+from loom.operator import sealed_detail_of
 
 if TYPE_CHECKING:
     from loom import Config, FlowDefinition
@@ -100,10 +101,22 @@ def _settle(ended: asyncio.Future[None], error: Exception | None) -> None:
         ended.set_exception(error)
 
 
+def explained(error: BaseException) -> str:
+    """An error as operators are told it: of a sealed refusal, what its caller is not (system.md 2.4)."""
+    detail = sealed_detail_of(error)
+    if detail is None:
+        return str(error)
+    lacks = "keys or paths for it" if detail.reason == "marker-unopenable" else "its key"
+    return (
+        f"its log is sealed, and this node lacks {lacks} ({detail.reason} at event {detail.sequence}: "
+        f"{', '.join(detail.covers)}); it was left as it is, for a node that can open it (sealing.keys, sealing.sensitive)"
+    )
+
+
 def _report(kind: str) -> Any:
     def report(error: BaseException, *about: Any) -> None:
         where = f" ({about[0]})" if about else ""
-        typer.echo(f"loom: {kind} error{where}: {error}", err=True)
+        typer.echo(f"loom: {kind} error{where}: {explained(error)}", err=True)
 
     return report
 

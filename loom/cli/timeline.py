@@ -30,6 +30,7 @@ _STYLES: Final = {
     Kind.CHILD_STARTED: ("⑂", "cyan"),
     Kind.MESSAGE_SENT: ("➚", "magenta"),
     Kind.RECORD_PUBLISHED: ("➚", "magenta"),
+    Kind.PAYLOAD_SHREDDED: ("✂", "bold red"),
 }
 
 Data = dict[str, Any]
@@ -147,6 +148,8 @@ _TELLERS: Final[dict[str, Callable[[Data], str]]] = {
     Kind.MESSAGE_SENT: lambda d: f"sent {d.get('topic')!r} to {d.get('executionId')}",
     Kind.RECORD_PUBLISHED: lambda d: f"published to {d.get('topic')}",
     Kind.OUTCOME_RECORDED: lambda _: "outcome recorded",
+    Kind.ERASURE_PENDING: lambda d: f"erasure of {d.get('subjectId')} begun",
+    Kind.PAYLOAD_SHREDDED: lambda d: f"{d.get('subjectId')} is erased: the key is destroyed",
 }
 
 
