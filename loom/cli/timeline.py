@@ -21,6 +21,8 @@ _STYLES: Final = {
     Kind.EXECUTION_SUSPENDED: ("⏸", "blue"),
     Kind.MESSAGE_CONSUMED: ("✉", "magenta"),
     Kind.EXECUTION_RESUMED: ("⏵", "blue"),
+    Kind.INBOX_QUARANTINED: ("⛒", "bold yellow"),
+    Kind.INBOX_RELEASED: ("✉", "yellow"),
     Kind.EXECUTION_RECOVERED: ("↻", "bold yellow"),
     Kind.EXECUTION_CONTINUED: ("⇒", "cyan"),
     Kind.EXECUTION_COMPLETED: ("■", "bold green"),
@@ -144,6 +146,14 @@ _TELLERS: Final[dict[str, Callable[[Data], str]]] = {
     Kind.STEP_FAILED: _step_failed,
     Kind.DECISION_RECORDED: lambda d: f"decided {d.get('kind')}",
     Kind.MESSAGE_CONSUMED: _consumed,
+    Kind.INBOX_QUARANTINED: lambda d: (
+        f"topic {d.get('topic')!r} held at message {d.get('messageId')} by {_actor(d.get('operator'))}"
+    ),
+    Kind.INBOX_RELEASED: lambda d: (
+        f"held message {d.get('messageId')} on {d.get('topic')!r} "
+        + ("dropped" if d.get("disposition") == "discard" else "released")
+        + (" by itself" if d.get("auto") else f" by {_actor(d.get('operator'))}")
+    ),
     Kind.CHILD_STARTED: lambda d: f"started child {d.get('childId')} ({d.get('workflow')})",
     Kind.MESSAGE_SENT: lambda d: f"sent {d.get('topic')!r} to {d.get('executionId')}",
     Kind.RECORD_PUBLISHED: lambda d: f"published to {d.get('topic')}",

@@ -1,4 +1,4 @@
-"""Reads ``states``: where every execution stands, for ``loom list``."""
+"""Reads whole topics for people: ``states`` for ``loom list``, ``quarantine`` for ``loom held``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from loom.errors import ConfigError, DeadlineExceededError
+from loom.ids import routing_id, stream_kind
 from loom.schemas.codec import Codec
 from loom.schemas.records import ExecutionSummary
 from loom.stores.kafka.deadline import Deadline
@@ -44,21 +45,41 @@ def read_summaries(
     deadline = Deadline.after(timeout_ms)
     newest: list[ExecutionSummary] = []
     for partition in range(catalogue.partitions):
-        rows = _read(config, catalogue, partition, deadline)
+        rows = _read(config, catalogue.states, partition, deadline)
         summaries = (codec.decode(row, ExecutionSummary, "summary") for row in rows.values())
         wanted = [s for s in summaries if status in {None, s.status} and workflow in {None, s.workflow}]
         newest = heapq.nlargest(limit, [*newest, *wanted], key=lambda s: (s.started_at, s.execution_id))
     return [asdict(summary) for summary in newest]
 
 
-def _read(config: Config, catalogue: Catalogue, partition: int, deadline: Deadline) -> dict[str, bytes]:
-    """The last value of every key of a partition of ``states``."""
+def read_quarantined(config: Config, *, timeout_ms: int = READ_TIMEOUT_MS) -> list[str]:
+    """Return the chains that keep copies of held messages, told by the keys of ``quarantine`` alone.
+
+    Copies are freed soon after they are needed no more, so a chain may be listed that holds nothing any longer.
+
+    Raises:
+        as ``read_summaries``.
+    """
+    if not config.bootstrap:
+        raise ConfigError("bootstrap", "it is not set", "name the brokers, host:port")
+    catalogue, deadline = Catalogue(config.topic_prefix, config.partitions), Deadline.after(timeout_ms)
+    chains: dict[str, None] = {}
+    for partition in range(catalogue.partitions):
+        for key in _read(config, catalogue.quarantine, partition, deadline):
+            stream_id, _, sequence = key.rpartition("/")
+            if stream_kind(stream_id) == "quarantine" and sequence != "0":
+                chains[routing_id(stream_id)] = None
+    return list(chains)
+
+
+def _read(config: Config, topic: str, partition: int, deadline: Deadline) -> dict[str, bytes]:
+    """The last value of every key of a partition of a compacted topic."""
     rows: dict[str, bytes] = {}
     with LogReader(config.bootstrap or "", config.kafka, partition, f"{config.node_id}-list") as reader:
-        reader.assign({catalogue.states: 0})
+        reader.assign({topic: 0})
         while True:
             if deadline.passed:
-                raise DeadlineExceededError(f"reading {catalogue.states}", deadline.budget_ms)
+                raise DeadlineExceededError(f"reading {topic}", deadline.budget_ms)
             for message in reader.take():
                 error, key, value = message.error(), message.key(), message.value()
                 if error is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from loom.errors import SealedStreamUnreadableError
 from loom.kernel.guard import Verdict, inspect_payload
 from loom.kernel.quarantine import HELD, Entry
 from loom.runtime.holds import read_entry
@@ -89,11 +90,30 @@ def _holds(history: Iterable[Envelope]) -> Iterable[tuple[tuple[str, str, int], 
             yield (str(data.get("topic")), str(data.get("key")), int(data.get("inboxSeq", -1))), event
 
 
-async def held_everywhere(engine: Engine) -> AsyncIterator[dict[str, Json]]:
-    """Every held message of the open executions that can be listed from here; reads each of their logs."""
-    async for info in open_logs(engine):
-        loaded = await engine.driving.load(info.stream_id)
-        if loaded is None or not loaded.state.quarantined:
+async def held_everywhere(engine: Engine, chains: Iterable[str] | None) -> AsyncIterator[dict[str, Json]]:
+    """Every held message of these chains, else of the open executions served here; reads each of their logs.
+
+    A log that cannot be opened here is told in a row of its own, without its messages.
+    """
+    ids = _served(engine) if chains is None else _heads(engine, chains)
+    async for execution_id in ids:
+        try:
+            loaded = await engine.driving.load(execution_id)
+        except SealedStreamUnreadableError:
+            yield {"execution_id": execution_id, "state": "cannot be opened here"}
             continue
-        for row in await held_rows(engine, loaded):
-            yield {"execution_id": info.stream_id, **row}
+        for row in [] if loaded is None or loaded.state.finished else await held_rows(engine, loaded):
+            yield {"execution_id": execution_id, **row}
+
+
+async def _served(engine: Engine) -> AsyncIterator[str]:
+    async for info in open_logs(engine):
+        yield info.stream_id
+
+
+async def _heads(engine: Engine, chains: Iterable[str]) -> AsyncIterator[str]:
+    for chain_id in chains:
+        try:
+            yield await engine.driving.current(chain_id)
+        except SealedStreamUnreadableError:
+            yield chain_id

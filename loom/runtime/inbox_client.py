@@ -9,7 +9,7 @@ from loom.runtime.held_view import held_everywhere
 from loom.runtime.sealed import refused_as
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from loom.runtime.access import Gatekeeper, Principal
     from loom.runtime.engine import Engine
@@ -37,16 +37,16 @@ class InboxClient:
         """
         return await self._inbox.rows(execution_id, principal)
 
-    def held(self) -> AsyncIterator[dict[str, Any]]:
-        """Held messages of all open executions that this process can list, as rows of ``inbox`` with ``execution_id``.
+    def held(self, chains: Iterable[str] | None = None) -> AsyncIterator[dict[str, Any]]:
+        """Held messages of these chains, else of the open executions served here: rows of ``inbox``, with ``execution_id``.
 
-        For operators of the fleet: it is judged by nobody, and reads the log of every open execution.
+        For operators of the fleet: it is judged by nobody, and reads each of the logs. One that this node cannot open is a
+        row whose ``state`` says so.
 
         Raises:
-            ConfigError: the store cannot list open executions from here.
-            SealedStreamUnreadableError: this node cannot open one of the logs.
+            ConfigError: no chains are given, and this process serves none.
         """
-        return held_everywhere(self._engine)
+        return held_everywhere(self._engine, chains)
 
     @refused_as("discard")
     async def discard_inbox(

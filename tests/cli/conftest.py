@@ -26,6 +26,9 @@ class CommandLine:
         for name, value in values.items():
             self._monkeypatch.setenv(name, str(value))
 
+    def unset(self, name):
+        self._monkeypatch.delenv(name)
+
     def __call__(self, *arguments):
         self._capsys.readouterr()
         status = main([str(argument) for argument in arguments])

@@ -428,3 +428,26 @@ async def test_the_copy_of_a_held_message_is_never_sealed_again(chain):
         await hold(node)
     (copy,) = [e for e in await store.read(quarantine_stream(CHAIN), 0) if e.sequence]
     assert copy.data["payload"] == "m1"
+
+
+async def test_operators_see_what_is_held_since_when_by_whom_and_awaiting_what(chain):
+    for n in range(2):
+        await chain.send("t", n, f"m{n}")
+    await chain.send("t", "behind", "m2")
+    async with chain.node("raw", owns=True) as node:
+        await hold(node, reason="why")
+        await hold(node)
+        rows = [r for r in await node.inbox(CHAIN) if r["topic"] == "t"]
+        fleet = [row async for row in node.held()]
+        assert [row["held_since"] async for row in node.held([CHAIN])] == [row["held_since"] for row in fleet]
+    told = [(r["message_id"], r["state"], r.get("held_by"), r.get("reason"), r.get("awaits")) for r in rows]
+    assert told == [
+        ("m0", "held", "olga", "why", "a capable node"),
+        ("m1", "held", "olga", None, "the one before it"),
+        ("m2", "behind a hold", None, None, None),
+    ]
+    facts = [e for e in chain.log() if e.type == Kind.INBOX_QUARANTINED]
+    assert [r["held_since"] for r in rows[:2]] == [f.timestamp for f in facts]
+    assert [(r["execution_id"], r["message_id"]) for r in fleet] == [(CHAIN, "m0"), (CHAIN, "m1")]
+    async with chain.node("capable", inbox_auto_release=False) as node:
+        assert (await node.inbox(CHAIN))[0]["awaits"] == "an operator"
