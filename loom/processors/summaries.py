@@ -6,13 +6,14 @@ import heapq
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from loom.errors import ConfigError, DeadlineExceededError
+from loom.errors import ConfigError, DeadlineExceededError, TopicsError
 from loom.ids import routing_id, stream_kind
 from loom.schemas.codec import Codec
 from loom.schemas.records import ExecutionSummary
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.reader import END_OF_PARTITION, LogReader
 from loom.topics.catalogue import Catalogue
+from loom.topics.cluster import Cluster
 
 if TYPE_CHECKING:
     from loom.config import Config
@@ -35,13 +36,15 @@ def read_summaries(
     the lag of the fold processor.
 
     Raises:
-        ConfigError: no bootstrap. UnreachableError, TopicsError: the topic cannot be read.
+        ConfigError: no bootstrap. UnreachableError: the brokers do not answer. TopicsError: the topic is missing, or has
+            another number of partitions.
         DeadlineExceededError: not read in ``timeout_ms``.
         DecodeError: a record is none of ours.
     """
     if not config.bootstrap:
         raise ConfigError("bootstrap", "it is not set", "name the brokers, host:port")
     catalogue, codec = Catalogue(config.topic_prefix, config.partitions), codec or Codec()
+    _look(config, catalogue, catalogue.states)
     deadline = Deadline.after(timeout_ms)
     newest: list[ExecutionSummary] = []
     for partition in range(catalogue.partitions):
@@ -63,6 +66,7 @@ def read_quarantined(config: Config, *, timeout_ms: int = READ_TIMEOUT_MS) -> li
     if not config.bootstrap:
         raise ConfigError("bootstrap", "it is not set", "name the brokers, host:port")
     catalogue, deadline = Catalogue(config.topic_prefix, config.partitions), Deadline.after(timeout_ms)
+    _look(config, catalogue, catalogue.quarantine)
     chains: dict[str, None] = {}
     for partition in range(catalogue.partitions):
         for key in _read(config, catalogue.quarantine, partition, deadline):
@@ -70,6 +74,16 @@ def read_quarantined(config: Config, *, timeout_ms: int = READ_TIMEOUT_MS) -> li
             if stream_kind(stream_id) == "quarantine" and sequence != "0":
                 chains[routing_id(stream_id)] = None
     return list(chains)
+
+
+def _look(config: Config, catalogue: Catalogue, topic: str) -> None:
+    """Make sure that the topic is there: a consumer waits for one that is not, or for brokers, as if they were to come."""
+    found = Cluster(config.bootstrap or "", config.kafka).partitions([topic]).get(topic)
+    if found is None:
+        raise TopicsError((f"there is no topic {topic}",), "correct topic_prefix, or run `loom topics apply`")
+    if found != catalogue.partitions:
+        problem = f"{topic} has {found} partitions, not {catalogue.partitions}"
+        raise TopicsError((problem,), "set partitions to that number")
 
 
 def _read(config: Config, topic: str, partition: int, deadline: Deadline) -> dict[str, bytes]:

@@ -113,6 +113,15 @@ class Cluster:
         """
         return len(self._metadata().brokers)
 
+    def partitions(self, names: Collection[str]) -> dict[str, int]:
+        """Return how many partitions those of the topics have that exist; needs no more than the right to describe them.
+
+        Raises:
+            UnreachableError: no answer. BrokerError: another refusal.
+        """
+        known = self._ask(self._metadata).topics
+        return {name: len(known[name].partitions) for name in names if name in known and not known[name].error}
+
     def describe(self, names: Collection[str]) -> dict[str, TopicState]:
         """Return those of the topics that exist.
 

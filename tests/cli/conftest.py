@@ -1,6 +1,8 @@
 """A fleet of one worker, shared by the tests of the command line."""
 
+import contextlib
 import json
+import os
 import sys
 import threading
 import uuid
@@ -82,10 +84,23 @@ def worker(fleet_env, tmp_path_factory):
         for name, value in fleet_env.items():
             patch.setenv(name, value)
         assert main(["topics", "apply"]) == 0
-    process = OwnedProcess("worker", tmp_path_factory.mktemp("worker"))
+    with _running(fleet_env, tmp_path_factory.mktemp("worker")) as process:
+        yield process
+
+
+@pytest.fixture
+def start_worker(tmp_path):
+    """Start such a worker with the test's own environment, as it is then."""
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(_running(os.environ, tmp_path / "worker"))
+
+
+@contextlib.contextmanager
+def _running(env, folder):
+    process = OwnedProcess("worker", folder)
     process.spawn(
         [str(Path(sys.executable).with_name("loom")), "worker", "--flows", "examples.orders"],
-        env=fleet_env | {"LOOM_NODE_ID": "worker"},
+        env=dict(env) | {"LOOM_NODE_ID": "worker"},
     )
     try:
         _until(lambda: "runs order" in process.log_tail(), READY_S, process)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 
 import pytest
 from confluent_kafka import Producer
@@ -13,6 +14,7 @@ from loom.schemas.records import AppendReply
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.replies import ReplyReader
 from loom.testing.conformance.event_store.support import started
+from loom.testing.proxy import Api
 from stores import StoreBench, timed
 
 pytestmark = pytest.mark.timeout(120)
@@ -38,10 +40,11 @@ async def test_no_open_transaction_of_another_hides_a_reply(bench):
     other.abort_transaction(10)
 
 
-async def test_what_is_answered_right_after_the_start_is_heard(bench):
+async def test_what_is_answered_right_after_the_start_is_heard(proxied_broker, proxy, tmp_path):
+    bench = StoreBench(proxied_broker.bootstrap, f"t{uuid.uuid4().hex[:12]}.", tmp_path)
     codec, heard = Codec(), asyncio.Queue()
     reader = ReplyReader(
-        bench.bootstrap,
+        f"127.0.0.1:{proxy.port}",
         {},
         topic=bench.catalogue.replies,
         partition=0,
@@ -50,7 +53,8 @@ async def test_what_is_answered_right_after_the_start_is_heard(bench):
         deliver=lambda replies: [heard.put_nowait(reply.request_id) for reply in replies],
     )
     producer = Producer({"bootstrap.servers": bench.bootstrap, "linger.ms": 0})
-    producer.list_topics(bench.catalogue.replies, timeout=10)  # connected, so that nothing lies in between
+    # whoever asked for the end only now would be told of one behind the reply
+    proxy.delay(Api.LIST_OFFSETS, 500, times=1_000)
 
     def begin(loop):
         reader.start(loop, Deadline.after(10_000))
@@ -61,4 +65,5 @@ async def test_what_is_answered_right_after_the_start_is_heard(bench):
         await asyncio.to_thread(begin, asyncio.get_running_loop())
         assert await asyncio.wait_for(heard.get(), 20) == "r1"
     finally:
+        proxy.clear()
         assert await asyncio.to_thread(reader.close, Deadline.after(10_000))
