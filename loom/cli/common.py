@@ -125,10 +125,29 @@ def with_client(work: Callable[[Client], Awaitable[T]], **overrides: Any) -> T:
     config = load_config(**overrides)
 
     async def body() -> T:
-        async with Client(config, flows=load_flows(config.flows)) as client:
+        async with Client(
+            config,
+            flows=load_flows(config.flows),
+            on_storage_error=_trouble,
+            on_error=_trouble,
+            on_warn=_remark,
+        ) as client:
             return await work(client)
 
     return asyncio.run(body())
+
+
+def _trouble(error: BaseException, about: str) -> None:
+    """What a client meets on its way. A sealed refusal is told to nobody here: whoever types is no operator of the node."""
+    from loom.operator import is_sealed_unreadable
+
+    if not is_sealed_unreadable(error):
+        _remark(str(error), about)
+
+
+def _remark(message: str, about: str) -> None:
+    if sys.stderr.isatty():  # for who waits; a machine is told the outcome alone
+        typer.echo(f"loom: {message} ({about})", err=True)
 
 
 def emit(value: Any, *, as_json: bool, human: Callable[[Console], None]) -> None:
