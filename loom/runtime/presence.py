@@ -125,7 +125,9 @@ class PresenceKeeper:
             if not self.is_live():
                 self._lapse()
             return
-        if not self.is_live():  # it was doubted meanwhile, and what was held back then is not taken up by itself
+        if (
+            not self.is_live()
+        ):  # it was doubted meanwhile, and what was held back then is not taken up by itself
             self._lapse()
         self._beat_at = sent
         if self._lapsed:
