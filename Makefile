@@ -3,10 +3,11 @@
 VENV := .venv
 BIN  := $(VENV)/bin
 PYTEST_ARGS ?=
+SIM_ARGS ?= --count 10000
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test soak lint types bench docs format lock clean distclean
+.PHONY: help venv demo test soak sim lint types bench docs format lock clean distclean
 
 help: ## what there is to make
 	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/\1|\2/' | while IFS='|' read -r name what; do printf '  make %-10s %s\n' "$$name" "$$what"; done
@@ -25,6 +26,9 @@ test: $(STAMP) ## the whole suite, on real Kafka and real Redis
 
 soak: $(STAMP) ## the long tests
 	@$(BIN)/pytest --soak -m soak -o faulthandler_timeout=0 $(PYTEST_ARGS)
+
+sim: $(STAMP) ## the simulation, 10,000 seeds
+	@$(BIN)/loom sim $(SIM_ARGS)
 
 lint: $(STAMP) ## style, and which way imports run
 	@$(BIN)/ruff check .

@@ -287,7 +287,9 @@ class Driving(Reading):
                 engine.refused(execution_id, error)
                 engine.waiters.refused(execution_id, error)
                 return False
-            if info is None or loaded is None or not undriven(loaded.history, driver_of(info)):
+            if info is None or loaded is None or info.fence != loaded.observation.fence:
+                return False  # somebody took it between the two reads
+            if not undriven(loaded.history, driver_of(info)):
                 return False
             try:
                 return await self.take(loaded) is not None
@@ -410,9 +412,11 @@ class Driving(Reading):
 
     def leave_inbox_row(self, execution_id: str, kind: str = "inbox") -> None:
         """Leave a row: for the shard's owner to look again, or (``refusal``) for any node (system.md 0, lost wake-ups)."""
-        engine = self._engine
-        if engine.wakes is not None and not engine.closed:
-            engine.spawn(engine.schedule([WakeRow(execution_id, INBOX_ROW_AT, kind)]), execution_id)
+        self._engine.spawn(self._leave_row(WakeRow(execution_id, INBOX_ROW_AT, kind)), execution_id)
+
+    async def _leave_row(self, row: WakeRow) -> None:
+        if self._engine.wakes is None or not await self._engine.schedule([row]):
+            self.undecided(row.execution_id)  # no row will tell anybody: this node looks again by itself
 
     def timers_of(self, state: ExecutionState) -> tuple[int, ...]:
         """Instants for which a parked execution needs a wake row."""

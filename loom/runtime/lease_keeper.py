@@ -28,6 +28,8 @@ ABOUT: Final = "leases"
 IDS_PER_CALL: Final = 1_000
 MAX_DOUBTS: Final = 16_384
 """Rows whose release is not known to have happened; past this many the oldest is left to expire unwatched."""
+SHORTEST_S: Final = 0.001
+"""Sleeps no shorter: the sum of a deadline may be rounded to an instant at which it has not quite passed."""
 WATCH_S: Final = 0.25
 """How soon a renewal that failed is tried again."""
 
@@ -326,7 +328,7 @@ class LeaseKeeper:
         if not self._stops or not self._held:
             return self.renew_s
         earliest = min(held.monotonic for held in self._held.values())
-        return max(0.0, earliest + self.lasts_s - self._monotonic())
+        return max(SHORTEST_S, earliest + self.lasts_s - self._monotonic())
 
     def _watch(self) -> None:
         if not self._stops:

@@ -17,7 +17,7 @@ from loom.runtime.holds import held_back
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from loom.runtime.engine import Engine
     from loom.runtime.run import Run
@@ -87,11 +87,20 @@ class Listener:
             run.look()
 
     async def _cancel(self, chain_id: str, reason: Json) -> None:
-        """Do what the request asks for, however long a store is away; a takeover finds what is left undone."""
+        await self._persistently(chain_id, lambda: self._verbs.cancel_by_request(chain_id, reason))
+
+    async def _notify_chain(self, chain_id: str) -> None:
+        await self._persistently(chain_id, lambda: self._wake_head(chain_id))
+
+    async def _wake_head(self, chain_id: str) -> None:
+        self._engine.driving.wake(await self._engine.driving.head_of(chain_id))
+
+    async def _persistently(self, chain_id: str, act: Callable[[], Awaitable[None]]) -> None:
+        """Do what was asked for, however long a store is away: nobody asks again. A takeover finds what is left undone."""
         pause_s = FIRST_PAUSE_S
         while self._engine.owns(chain_id):
             try:
-                await self._verbs.cancel_by_request(chain_id, reason)
+                await act()
             except REFUSALS as error:
                 self._engine.refused(chain_id, error)  # a node that can open it does what is asked
                 return
@@ -101,9 +110,6 @@ class Listener:
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-    async def _notify_chain(self, chain_id: str) -> None:
-        self._engine.driving.wake(await self._engine.driving.head_of(chain_id))
 
     def _unopened(self, committed: Committed) -> None:
         """This node cannot open what was written: it has no part in the execution any more, and tells why."""

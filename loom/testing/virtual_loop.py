@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _RESOLUTION_S: Final = 1e-9
+_LAST_TURNS: Final = 64
 
 
 class _Selector:
@@ -72,6 +73,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._thread_id = None  # type: ignore[assignment]
             events._set_running_loop(None)  # noqa: SLF001 - what run_forever does
 
+    def end(self) -> None:
+        """Cancel whatever is left, let it end as far as it does at once, and close."""
+        self.set_exception_handler(_ignored)
+        for _ in range(_LAST_TURNS):
+            tasks = asyncio.all_tasks(self)
+            if not tasks:
+                break
+            for task in tasks:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - ended on purpose
+                task.cancel()
+            self.turn()
+        self.close()
+
+    def _check_closed(self) -> None:
+        """What ends later than its loop asks for nothing that matters."""
+
     def _pass_time(self, timeout: float | None) -> None:
         if self._outer is not None:
             return
@@ -84,6 +101,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """Nobody waits in a selector."""
+
+
+def _ignored(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
+    """What ends badly on a loop that ends is nobody's business."""
 
 
 def _nothing() -> None:
@@ -100,8 +121,4 @@ def run_virtually(main: Coroutine[Any, Any, R]) -> R:
     try:
         return loop.run_until_complete(main)
     finally:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        while loop._ready:  # type: ignore[attr-defined]  # noqa: SLF001
-            loop.turn()
-        loop.close()
+        loop.end()

@@ -1,0 +1,153 @@
+"""The nodes of a simulation, what they share, and who writes which shard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from loom.config import Config
+from loom.errors import LoomError
+from loom.stores.memory.lease_store import LeaseTable, MemoryLeaseStore
+from loom.stores.memory.log import MemoryLog
+from loom.stores.memory.wake_store import MemoryWakeStore, WakeTable
+from loom.testing.simulation.flows import make_flows
+from loom.testing.simulation.invariants import Invariants
+from loom.testing.simulation.network import LATENCY_S
+from loom.testing.simulation.node import Node
+from loom.testing.simulation.world import SimulationError
+
+if TYPE_CHECKING:
+    from loom.kernel.flow import FlowDefinition
+    from loom.stores.contracts import Committed
+    from loom.testing.simulation.stores import RemoteLog
+    from loom.testing.simulation.world import World
+
+TTL_MS: Final = 3_000
+SHARDS: Final = 4
+SESSION_S: Final = 1.0
+"""How long the group waits for a member that is silent before it gives its shards away."""
+GROUP_LOOKS_S: Final = 0.25
+
+
+class Fleet:
+    """Nodes over one log, one lease store and one wake store. It is the log's listener, and the group's coordinator."""
+
+    def __init__(self, world: World, *, nodes: int, acquire: str = "lazy") -> None:
+        self.world = world
+        self.acquire = acquire
+        self.log = MemoryLog(world.wall_ms, shards=SHARDS)
+        self.lease_table = LeaseTable(world.wall_ms, world.fresh_id)
+        self.wake_table = WakeTable(world.wall_ms, SHARDS, world.fresh_id)
+        self.leases, self.wakes = MemoryLeaseStore(self.lease_table), MemoryWakeStore(self.wake_table)
+        self.invariants = Invariants(self)
+        self.owners: dict[int, Node | None] = dict.fromkeys(range(SHARDS))
+        self._members: list[Node] = []
+        self.nodes = [Node(self, f"n{n}") for n in range(nodes)]
+        self.client = Node(self, "client", drives=False)
+        world.actors += [*self.nodes, self.client]
+        self.log.join(self)
+        for node in (*self.nodes, self.client):
+            node.start()
+        self._look_at_group()
+
+    def config(self, name: str) -> Config:
+        """Settings of a node."""
+        return Config(
+            storage="memory",
+            node_id=name,
+            partitions=SHARDS,
+            recovery_interval_ms=TTL_MS // 2,
+            max_resident=self.world.rng.choice([0, 2, 100]),
+            max_recoveries=1_000,
+            storage_patience_ms=4 * TTL_MS,
+            leases={"ttl_ms": TTL_MS, "acquire": self.acquire},
+        )
+
+    def flows(self, node: Node) -> list[FlowDefinition[..., Any]]:
+        """What a node drives; its effects are counted as its own."""
+        return make_flows(self.invariants, node)
+
+    def stored(self, _node: Node, store: RemoteLog) -> Any:
+        """The event store of a node, over its link."""
+        return store
+
+    def opened(self, node: Node) -> None:
+        """A node has opened its runtime."""
+        self.world.note(f"{node.name} is open")
+        if node.drives:
+            self.reassign_soon()
+
+    def erred(self, node: Node, error: BaseException, about: str) -> None:
+        """A runtime told an error of an execution: nothing of the kind belongs here."""
+        self.world.note(f"{node.name} error {about}: {type(error).__name__}: {error}")
+        if not isinstance(error, LoomError):
+            self.violate(f"{node.name} failed on {about}: {type(error).__name__}: {error}")
+
+    def violate(self, what: str) -> None:
+        """An invariant does not hold: the world ends after this step, in whatever task it was found.
+
+        Raises:
+            SimulationError: always.
+        """
+        self.world.failure = self.world.failure or what
+        raise SimulationError(what)
+
+    # The group --------------------------------------------------------------------------------------------------------
+
+    def reassign_soon(self, *, shuffle: bool = False) -> None:
+        """A member came or went; or the group deals its shards anew."""
+        self.world.after(self.world.rng.uniform(*LATENCY_S), lambda: self._reassign(shuffle=shuffle))
+
+    def _look_at_group(self) -> None:
+        self._reassign()
+        self.world.after(GROUP_LOOKS_S, self._look_at_group)
+
+    def _reassign(self, *, shuffle: bool = False) -> None:
+        """Give the shards to the members that are there; one that is frozen or cut off for a session is not."""
+        now = self.world.now
+        members = [
+            node
+            for node in self.nodes
+            if node.alive
+            and node.store is not None
+            and not (node.frozen and now - node.frozen_since > SESSION_S)
+            and not node.log.cut
+        ]
+        unchanged = members == self._members and (
+            not members or all(o in members for o in self.owners.values())
+        )
+        if not shuffle and unchanged:
+            return
+        self._members = members
+        for shard in self.owners:
+            owner = self.owners[shard]
+            if members and (owner not in members or self.world.chance(0.7 if shuffle else 0.3)):
+                self.owners[shard] = self.world.rng.choice(members)
+            elif not members:
+                self.owners[shard] = None
+        shown = {shard: None if owner is None else owner.name for shard, owner in self.owners.items()}
+        self.world.note(f"group: {shown}")
+        for node in self.nodes:
+            store = node.store
+            if store is not None:
+                shards = frozenset(shard for shard, owner in self.owners.items() if owner is node)
+                node.log.deliver(lambda store=store, shards=shards: store.assigned(shards))  # type: ignore[misc]
+
+    # The log's listener -----------------------------------------------------------------------------------------------
+
+    def committed(self, batch: list[Committed], appender: object) -> None:
+        """What became durable: judged, and told to whoever writes its shard."""
+        del appender
+        for one in batch:
+            for envelope in one.envelopes:
+                node = envelope.metadata.get("node")
+                self.world.note(f"log {one.stream_id} {envelope.sequence} {envelope.type} by {node}")
+            self.invariants.committed(one)
+        by_node: dict[str, tuple[Node, list[Committed]]] = {}
+        for one in batch:
+            owner = self.owners[self.log.shard_of(one.stream_id)]
+            if owner is not None and owner.store is not None:
+                by_node.setdefault(owner.name, (owner, []))[1].append(one)
+        for owner, ours in by_node.values():
+            store = owner.store
+            assert store is not None
+            owner.log.deliver(lambda store=store, ours=ours: store.told(ours))  # type: ignore[misc]

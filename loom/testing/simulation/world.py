@@ -1,0 +1,121 @@
+"""The simulated world: one time, one source of chance, and the order in which anything happens."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+from typing import TYPE_CHECKING, Final, Protocol
+
+from loom.errors import LoomError
+from loom.testing.clock import EPOCH_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STEPS_AT_ONCE: Final = 20_000
+LINES_KEPT: Final = 400
+"""Lines of the log that a failure shows; all of them enter the digest."""
+
+
+class SimulationError(LoomError):
+    """An invariant does not hold. The message ends with the command that repeats it."""
+
+
+class Actor(Protocol):
+    """What has an event loop of its own."""
+
+    name: str
+
+    def due(self) -> float | None:
+        """When it has something to do, in seconds of the world; None: not now."""
+        ...
+
+    def turn(self) -> None:
+        """Do what is ready."""
+        ...
+
+
+class World:
+    """Time passes only when nothing is to be done at the present. Of what is, one is chosen at random, then the next.
+
+    ``rng`` is the only source of chance of everything in it, so that a seed decides all. ``now`` is seconds from the start.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)  # noqa: S311 - a simulation repeats itself
+        self.now = 0.0
+        self.steps = 0
+        self.actors: list[Actor] = []
+        self.failure: str | None = None
+        """What was found not to hold, wherever that was: whoever runs the world raises it after the step."""
+        self.lines: list[str] = []
+        self.digest = hashlib.sha256()
+        self._moved_to, self._moved_at = 0.0, 0
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._entries = 0
+        self._tokens = 0
+
+    def note(self, text: str) -> None:
+        """Write a line of the log."""
+        line = f"{self.now:10.4f} {text}"
+        self.digest.update(line.encode() + b"\n")
+        self.lines.append(line)
+        if len(self.lines) > 2 * LINES_KEPT:
+            del self.lines[:-LINES_KEPT]
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Do something later; what is due at one instant happens in the order of asking, as far as it is the world's."""
+        self._entries += 1
+        heapq.heappush(self._agenda, (self.now + seconds, self._entries, call))
+
+    def step(self) -> bool:
+        """Let one thing happen; False where nothing ever will."""
+        ready: list[Actor] = []
+        soonest: float | None = None
+        for actor in self.actors:
+            due = actor.due()
+            if due is None:
+                continue
+            if due <= self.now:
+                ready.append(actor)
+            elif soonest is None or due < soonest:
+                soonest = due
+        due_entry = bool(self._agenda) and self._agenda[0][0] <= self.now
+        if not ready and not due_entry:
+            if self._agenda and (soonest is None or self._agenda[0][0] < soonest):
+                soonest = self._agenda[0][0]
+            if soonest is None:
+                return False
+            self.now = soonest
+            return True
+        self.steps += 1
+        if self.now > self._moved_to:
+            self._moved_to, self._moved_at = self.now, self.steps
+        elif self.steps - self._moved_at > STEPS_AT_ONCE:
+            self.failure = f"something spins: {STEPS_AT_ONCE} steps and no time has passed"
+        choice = self.rng.randrange(len(ready) + due_entry) if len(ready) + due_entry > 1 else 0
+        if choice < len(ready):
+            ready[choice].turn()
+        else:
+            heapq.heappop(self._agenda)[2]()
+        return True
+
+    def wall_ms(self) -> int:
+        """The true time: milliseconds since the epoch, as the stores' servers have it."""
+        return EPOCH_MS + round(self.now * 1000)
+
+    def fresh_id(self) -> str:
+        """An id that was never given before: 26 characters, in the order of asking."""
+        self._tokens += 1
+        return f"0{self._tokens:09d}{self.rng.getrandbits(64):016X}"
+
+    def token(self, size: int) -> str:
+        """Hex digits of so many bytes, never given before."""
+        self._tokens += 1
+        return f"{self._tokens:0{2 * size}x}"[-2 * size :]
+
+    def chance(self, probability: float) -> bool:
+        """Whether it happens this time."""
+        return self.rng.random() < probability
