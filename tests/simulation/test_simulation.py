@@ -17,16 +17,6 @@ SHORT_S = 25.0
 ENOUGH = 12
 FIRST_OF_THE_SHORT_RUN = 1_000
 
-ONCE_FAILED = {
-    133: "a message that came while a read failed woke nobody: its execution stayed parked for ever",
-    1026: "a fresh start was taken twice: who drives was read before the fence, the observation after",
-}
-
-
-@pytest.mark.parametrize("seed", ONCE_FAILED)
-def test_a_seed_that_once_failed(seed):
-    simulate(seed)
-
 
 def test_seeds_for_a_while():
     """As many as there is time for, and always some."""

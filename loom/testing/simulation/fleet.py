@@ -26,6 +26,9 @@ SHARDS: Final = 4
 SESSION_S: Final = 1.0
 """How long the group waits for a member that is silent before it gives its shards away."""
 GROUP_LOOKS_S: Final = 0.25
+MOVED_ALONG: Final = 0.3
+DEALT_ANEW: Final = 0.7
+"""How likely a shard changes hands when members come or go, and when the group deals anew."""
 
 
 class Fleet:
@@ -39,8 +42,8 @@ class Fleet:
         self.wake_table = WakeTable(world.wall_ms, SHARDS, world.fresh_id)
         self.leases, self.wakes = MemoryLeaseStore(self.lease_table), MemoryWakeStore(self.wake_table)
         self.invariants = Invariants(self)
-        self.owners: dict[int, Node | None] = dict.fromkeys(range(SHARDS))
-        self._members: list[Node] = []
+        self.owners: dict[int, tuple[Node, int] | None] = dict.fromkeys(range(SHARDS))
+        self._members: list[tuple[Node, int]] = []
         self.nodes = [Node(self, f"n{n}") for n in range(nodes)]
         self.client = Node(self, "client", drives=False)
         world.actors += [*self.nodes, self.client]
@@ -105,31 +108,26 @@ class Fleet:
         """Give the shards to the members that are there; one that is frozen or cut off for a session is not."""
         now = self.world.now
         members = [
-            node
+            (node, node.incarnation)
             for node in self.nodes
-            if node.alive
-            and node.store is not None
-            and not (node.frozen and now - node.frozen_since > SESSION_S)
-            and not node.log.cut
+            if node.alive and not (node.frozen and now - node.frozen_since > SESSION_S) and not node.log.cut
         ]
-        unchanged = members == self._members and (
-            not members or all(o in members for o in self.owners.values())
-        )
-        if not shuffle and unchanged:
+        if not shuffle and members == self._members:
             return
         self._members = members
-        for shard in self.owners:
-            owner = self.owners[shard]
-            if members and (owner not in members or self.world.chance(0.7 if shuffle else 0.3)):
-                self.owners[shard] = self.world.rng.choice(members)
+        rng = self.world.rng
+        for shard, owner in self.owners.items():
+            if members and (owner not in members or rng.random() < (DEALT_ANEW if shuffle else MOVED_ALONG)):
+                self.owners[shard] = rng.choice(members)
             elif not members:
                 self.owners[shard] = None
-        shown = {shard: None if owner is None else owner.name for shard, owner in self.owners.items()}
+        shown = {shard: None if owner is None else owner[0].name for shard, owner in self.owners.items()}
         self.world.note(f"group: {shown}")
         for node in self.nodes:
             store = node.store
             if store is not None:
-                shards = frozenset(shard for shard, owner in self.owners.items() if owner is node)
+                mine = (node, node.incarnation)
+                shards = frozenset(shard for shard, owner in self.owners.items() if owner == mine)
                 node.log.deliver(lambda store=store, shards=shards: store.assigned(shards))  # type: ignore[misc]
 
     # The log's listener -----------------------------------------------------------------------------------------------
@@ -144,8 +142,8 @@ class Fleet:
             self.invariants.committed(one)
         by_node: dict[str, tuple[Node, list[Committed]]] = {}
         for one in batch:
-            owner = self.owners[self.log.shard_of(one.stream_id)]
-            if owner is not None and owner.store is not None:
+            owner, life = self.owners[self.log.shard_of(one.stream_id)] or (None, 0)
+            if owner is not None and owner.incarnation == life:
                 by_node.setdefault(owner.name, (owner, []))[1].append(one)
         for owner, ours in by_node.values():
             store = owner.store

@@ -76,12 +76,10 @@ class World:
         soonest: float | None = None
         for actor in self.actors:
             due = actor.due()
-            if due is None:
-                continue
-            if due <= self.now:
+            if due is not None and due <= self.now:
                 ready.append(actor)
-            elif soonest is None or due < soonest:
-                soonest = due
+            elif due is not None:
+                soonest = due if soonest is None else min(due, soonest)
         due_entry = bool(self._agenda) and self._agenda[0][0] <= self.now
         if not ready and not due_entry:
             if self._agenda and (soonest is None or self._agenda[0][0] < soonest):
@@ -90,17 +88,20 @@ class World:
                 return False
             self.now = soonest
             return True
-        self.steps += 1
-        if self.now > self._moved_to:
-            self._moved_to, self._moved_at = self.now, self.steps
-        elif self.steps - self._moved_at > STEPS_AT_ONCE:
-            self.failure = f"something spins: {STEPS_AT_ONCE} steps and no time has passed"
+        self._count()
         choice = self.rng.randrange(len(ready) + due_entry) if len(ready) + due_entry > 1 else 0
         if choice < len(ready):
             ready[choice].turn()
         else:
             heapq.heappop(self._agenda)[2]()
         return True
+
+    def _count(self) -> None:
+        self.steps += 1
+        if self.now > self._moved_to:
+            self._moved_to, self._moved_at = self.now, self.steps
+        elif self.steps - self._moved_at > STEPS_AT_ONCE:
+            self.failure = f"something spins: {STEPS_AT_ONCE} steps and no time has passed"
 
     def wall_ms(self) -> int:
         """The true time: milliseconds since the epoch, as the stores' servers have it."""
