@@ -244,7 +244,7 @@ class Journal:
                     appended = await append_patiently(self._host, self._appends(count), self.stream_id)
                     break
                 except PayloadTooLargeError:
-                    fewer = self._with_release(count // 2) if count > 1 else count
+                    fewer = self._whole(count // 2) if count > 1 else count
                     if fewer == count:
                         raise
                     count = fewer
@@ -261,12 +261,14 @@ class Journal:
     def _batch(self) -> int:
         """How many events go in the next append."""
         count = min(len(self._buffer), MAX_BATCH_EVENTS)
-        return self._with_release(count if not self._beside else self._within_weight(count))
+        return self._whole(count if not self._beside else self._within_weight(count))
 
-    def _with_release(self, count: int) -> int:
-        """An automatic release never travels without what it releases (system.md 4.3)."""
-        release = count < len(self._buffer) and self._buffer[count - 1].type == Kind.INBOX_RELEASED
-        return count + 1 if release else count
+    def _whole(self, count: int) -> int:
+        """What belongs together travels together: a release, the delivery that it is for, and the end of the park."""
+        buffer = self._buffer
+        while 0 < count < len(buffer) and (buffer[count - 1].type, buffer[count].type) in _TOGETHER:
+            count += 1
+        return count
 
     def _within_weight(self, count: int) -> int:
         weight = 0
@@ -320,6 +322,11 @@ class Journal:
             self.failed = error
             self._on_failed(error)
 
+
+_TOGETHER: Final = {
+    (Kind.INBOX_RELEASED, Kind.MESSAGE_CONSUMED),
+    (Kind.MESSAGE_CONSUMED, Kind.EXECUTION_RESUMED),
+}
 
 SMALL: Final = 1_024
 """Weight below which an event counts for nothing in the bound of a batch."""

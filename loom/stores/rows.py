@@ -33,6 +33,10 @@ SIDE_KINDS: Final = frozenset(
 )
 """Records beside the flow's course: they leave ``status`` as it was, so a parked log still reads as parked."""
 
+_STILL_KINDS: Final = SIDE_KINDS | {Kind.MESSAGE_CONSUMED}
+"""Records that leave ``status`` as it was. What is taken from an inbox may be passed over, by a verb or a parked run: a park
+that it does end is ended by the EXECUTION_RESUMED beside it."""
+
 REBASABLE_KINDS: Final = SIDE_KINDS - {Kind.INBOX_QUARANTINED, Kind.INBOX_RELEASED}
 """Those behind which a driver's events may go unseen. A hold or a release changes what may be delivered."""
 
@@ -105,7 +109,7 @@ class StreamRow:
             self.recent[event_id] = sequence
             if len(self.recent) > RECENT_IDS:
                 del self.recent[next(iter(self.recent))]
-        elif self.kind == "executions" and self.status not in TERMINAL_KINDS and event_type not in SIDE_KINDS:
+        elif self.kind == "executions" and self.status not in TERMINAL_KINDS and event_type not in _STILL_KINDS:
             self.status = event_type
 
     def consume(self, sequence: int) -> None:

@@ -7,7 +7,8 @@ import asyncio
 from runtime_support import FaultyStore, add, has, is_step, kinds, of_kind
 
 from loom import flow
-from loom.errors import OutcomeUnknownError, StorageWriteError, WrongHeadError
+from loom.errors import OutcomeUnknownError, PayloadTooLargeError, StorageWriteError, WrongHeadError
+from loom.runtime.journal import MAX_BATCH_EVENTS, Journal
 from loom.schemas.envelope import Kind, NewEvent
 from loom.stores.contracts import StreamAppend
 from loom.testing.runtime import until
@@ -248,3 +249,35 @@ async def test_control_records_beside_a_run_do_not_stop_it(fleet):
             history = await owner.history("x")
             assert kinds(history).count(Kind.EXECUTION_DENIED) == 3
             assert kinds(history).count(Kind.EXECUTION_RECOVERED) == 0
+
+
+async def test_a_release_its_delivery_and_the_end_of_the_park_travel_in_one_append(fleet):
+    """However the batch would be cut: by its count, or by a log that finds it too large (system.md 4.3)."""
+    events = FaultyStore(fleet.store())
+
+    def never_large(appends):
+        if len(appends[0].events) > 2 and not has(appends, Kind.INBOX_RELEASED):
+            raise PayloadTooLargeError("e", 1, 0)
+
+    async with fleet.runtime("node", [], events=events) as runtime:
+        engine = runtime._engine
+        start = NewEvent("s", Kind.EXECUTION_STARTED, {"workflow": "w"})
+        await engine.events.append(StreamAppend("e", (start,), expected_head=-1, fence=1))
+        events.before = never_large
+        journal = Journal(
+            engine, engine.loop, "e", head=0, fence=1, on_settled=lambda: None, on_failed=lambda _: None
+        )
+        for n in range(MAX_BATCH_EVENTS - 1):
+            journal.push(Kind.DECISION_RECORDED, {"n": n}, {})
+        for kind in (Kind.INBOX_RELEASED, Kind.MESSAGE_CONSUMED, Kind.EXECUTION_RESUMED, Kind.STEP_COMPLETED):
+            journal.push(kind, {}, {})
+        journal.flush()
+        await journal.durable()
+    together = [[e.type for e in a[0].events] for a in events.appended if has(a, Kind.INBOX_RELEASED)]
+    assert len(together) == 1
+    place = together[0].index(Kind.INBOX_RELEASED)
+    assert together[0][place : place + 3] == [
+        Kind.INBOX_RELEASED,
+        Kind.MESSAGE_CONSUMED,
+        Kind.EXECUTION_RESUMED,
+    ]

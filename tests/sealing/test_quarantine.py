@@ -451,3 +451,13 @@ async def test_operators_see_what_is_held_since_when_by_whom_and_awaiting_what(c
     assert [(r["execution_id"], r["message_id"]) for r in fleet] == [(CHAIN, "m0"), (CHAIN, "m1")]
     async with chain.node("capable", inbox_auto_release=False) as node:
         assert (await node.inbox(CHAIN))[0]["awaits"] == "an operator"
+
+
+async def test_a_park_in_which_a_message_was_discarded_still_reads_as_a_park(chain):
+    """Whoever takes a shard over looks at what is parked, or a hold that was released before would wait for ever."""
+    await chain.send("t", "m0", "m0", sealed=False)
+    async with chain.node("raw") as node:
+        assert await node.discard_inbox(CHAIN, "t", principal=OPERATOR) == 1
+        assert kinds(chain)[-1] == Kind.MESSAGE_CONSUMED
+        assert await node.status(CHAIN) == "suspended"
+        assert (await node._engine.events.info(CHAIN)).status == Kind.EXECUTION_SUSPENDED
