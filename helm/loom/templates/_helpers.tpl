@@ -32,9 +32,25 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 {{- end }}
 
+{{- /* Secrets whose keys are LOOM_* variables; nothing at all where there are none. */}}
 {{- define "loom.envFrom" -}}
-{{- range .Values.envSecrets }}
-- secretRef:
-    name: {{ . }}
+{{- with .Values.envSecrets -}}
+envFrom:
+  {{- range . }}
+  - secretRef:
+      name: {{ . }}
+  {{- end }}
 {{- end }}
+{{- end }}
+
+{{- define "loom.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+fsGroup: 10001
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "loom.containerSecurity" -}}
+allowPrivilegeEscalation: false
+capabilities: {drop: [ALL]}
 {{- end }}
