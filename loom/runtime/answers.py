@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from loom.errors import ExecutionFinishedError, GateNotOpenError, WrongHeadError
+from loom.errors import ExecutionFinishedError, GateNotOpenError, LeaseError, WrongHeadError
 from loom.kernel.inbox import find_gate, load_waits
 from loom.runtime import facts
 from loom.runtime.journal import JournalLatched
@@ -92,7 +92,10 @@ class Answers:
         if run is None or not run.active:
             return False
         if run.phase is Phase.PARKED and run.lease is None and engine.leasing is not None:
-            await engine.leasing.enter_if_asked(run)
+            try:
+                await engine.leasing.enter_if_asked(run)
+            except LeaseError:
+                return False  # another drives it, or nobody can say: the log takes the answer
         try:
             if await run.perform(partial(run.waiting.answer_gate, given.gate, given.data())):
                 return True

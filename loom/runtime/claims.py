@@ -33,6 +33,10 @@ class Claim:
         """Nothing runs yet."""
         return False
 
+    def gone(self) -> bool:
+        """Nothing can be stopped yet."""
+        return False
+
     def stop(self, error: BaseException) -> None:
         """Nothing runs yet; whoever is about to append looks at the lease first."""
 

@@ -31,6 +31,10 @@ class Driver(Protocol):
         """Whether it is at work: not parked, not over."""
         ...
 
+    def gone(self) -> bool:
+        """Whether it has ended or was stopped: it leaves no lease behind that is had later."""
+        ...
+
 
 class DriverLease:
     """One driver's hold on one execution. ``lost`` says why it is none any more.
@@ -120,7 +124,7 @@ class DriverLeases:
 
         Raises:
             LeaseHeldError: another driver lives. LeaseStoreTimeoutError: the store does not say (mode ``stop``).
-            LeaseLostError: this node is closing.
+            LeaseLostError: this node is closing, or the driver was stopped meanwhile.
         """
         lease = DriverLease(self.keeper, driver.id, partial(self._on_lost, driver))
         grant = await self._ask(lease)
@@ -132,6 +136,9 @@ class DriverLeases:
             raise LeaseStoreTimeoutError(f"no lease on {driver.id!r} could be had; it is tried again")
         self._hold(lease)
         driver.lease = lease
+        if driver.gone():
+            self.leave(driver)
+            raise LeaseLostError(driver.id, "stopped meanwhile")
 
     async def enter_if_asked(self, driver: Driver) -> None:
         """As ``enter``, where a run that goes on under its own fence must hold a lease first."""

@@ -180,6 +180,10 @@ class Run:
         """Whether it is at work: such a run holds a lease once it has been for the grace."""
         return self.active and self.phase is Phase.RUNNING
 
+    def gone(self) -> bool:
+        """Whether it has ended or was stopped."""
+        return self.phase in {Phase.OVER, Phase.STOPPED}
+
     def do(self, fact: Callable[[], None]) -> None:
         """Let something enter, after what is entering now."""
         self._ready.append(fact)

@@ -81,7 +81,11 @@ def picture(fleet, runtimes=()):
         if row.kind == "executions" and not row.finished:
             events = fleet.log.index.events(stream_id, max(0, row.head - 5), 10)
             shown = ", ".join(f"{e.sequence} {e.type}" for e in events)
-            lines.append(f"{stream_id}: fence {row.fence} of {row.fence_owner}; {shown}")
+            lease = fleet.leases.lease(stream_id)
+            lines.append(
+                f"{stream_id}: fence {row.fence} of {row.fence_owner}, driven by {row.node}, {lease}; {shown}"
+            )
+    lines += [f"at {fleet.clock()}: {row}" for row in fleet.leases.present.values()]
     for runtime in runtimes:
         engine = runtime._engine
         runs = {

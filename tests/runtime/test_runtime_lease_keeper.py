@@ -59,10 +59,13 @@ class Run:
     """What drives, as far as its lease is concerned."""
 
     def __init__(self, execution_id):
-        self.id, self.lease, self.driving, self.lost = execution_id, None, True, None
+        self.id, self.lease, self.driving, self.lost, self.over = execution_id, None, True, None, False
 
     def drives(self):
         return self.driving
+
+    def gone(self):
+        return self.over
 
 
 class Bench:
@@ -540,3 +543,20 @@ async def until_true(ask, holds):
     async with asyncio.timeout(10):
         while not holds(await ask()):
             await asyncio.sleep(0.01)
+
+
+@virtually
+async def test_a_driver_that_stops_while_its_lease_is_asked_for_leaves_none_behind():
+    bench = Bench()
+    bench.store.delay = 0.5
+    run = bench.run("e")
+    entering = asyncio.create_task(bench.leases.enter(run))
+    await asyncio.sleep(0.2)
+    run.over = True
+    assert bench.leases.leave(run) is None  # it has none yet
+    with pytest.raises(LeaseLostError):
+        await entering
+    await bench.leases.settle(5)
+    assert not bench.table.rows
+    assert not bench.keeper.held
+    await bench.leases.close()
