@@ -37,3 +37,13 @@ async def sleeper(ctx: Context, seconds: float) -> str:
     """Waits for its alarm, then does one thing."""
     await ctx.sleep(seconds)
     return await ctx.run(effect, ctx.execution_id, "woken")
+
+
+@flow("letters")
+async def letters(ctx: Context, _number: int) -> list:
+    """Told to go, takes what comes on one topic until the end; what it saw, in order."""
+    await ctx.receive("go")
+    seen: list = []
+    while (value := await ctx.receive("t")) != "end":
+        seen.append(value)
+    return seen
