@@ -66,6 +66,7 @@ def leases(as_json: AsJson = False) -> None:
                 "state": "expired" if row.expired else "live",
                 "expires_at": row.expires_at,
                 "flows": row.details.get("flows", []),
+                "opens": list(row.covers),
             }
             for row in rows
         ]
@@ -77,7 +78,10 @@ def leases(as_json: AsJson = False) -> None:
             console.print("no node has announced itself")
             return
         console.print(
-            table(("node", "state", "flows"), [(r["node"], r["state"], ", ".join(r["flows"])) for r in rows])
+            table(
+                ("node", "state", "flows", "opens"),
+                [(r["node"], r["state"], ", ".join(r["flows"]), ", ".join(r["opens"])) for r in rows],
+            )
         )
 
     emit(rows, as_json=as_json, human=human)

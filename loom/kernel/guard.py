@@ -7,7 +7,7 @@ has had its chance to open it is, by construction, sealed and not openable here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,19 +55,31 @@ def inspect_payload(payload: Json, budget: int = SEALED_WALK_BUDGET) -> Verdict:
     queue: deque[Any] = deque((payload,) if isinstance(payload, _CONTAINERS) else ())
     while queue:
         node = queue.popleft()
-        for child in node.values() if isinstance(node, Mapping) else node:
+        for child in node if type(node) is list else _children(node):
             visited += 1
             if visited > budget:
                 return Verdict.UNVERIFIABLE
-            if isinstance(child, _CONTAINERS):
-                found = _judge(child)
-                if found is not None:
-                    return found
-                queue.append(child)
+            kind = type(child)
+            if kind in _SCALARS:
+                continue
+            if kind is dict or isinstance(child, Mapping):
+                if SEALED_KEY in child or SHREDDED_KEY in child:
+                    found = _judge(child)
+                    if found is not None:
+                        return found
+            elif kind is not list and not isinstance(child, list | tuple):
+                continue
+            queue.append(child)
     return Verdict.CLEAN
 
 
 _CONTAINERS: Final = (dict, list, tuple, Mapping)
+_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+"""Most nodes are one of these; to be told that they are no mapping costs ten times as much."""
+
+
+def _children(node: Any) -> Iterable[Any]:
+    return node.values() if type(node) is dict or isinstance(node, Mapping) else node
 
 
 def _judge(value: Any) -> Verdict | None:

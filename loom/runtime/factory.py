@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from loom.config import Config
     from loom.stores.contracts import Clock, EventStore, LeaseStore, SnapshotStore, WakeStore
+    from loom.stores.sealing.doctor import SealingDoctor
     from loom.stores.sealing.shred import SubjectRecords
 
 BUILDERS: Final[dict[str, str]] = {"kafka": "loom.stores.kafka", "memory": "loom.runtime.memory"}
@@ -25,7 +26,8 @@ BUILDERS: Final[dict[str, str]] = {"kafka": "loom.stores.kafka", "memory": "loom
 class Stores:
     """The stores of a node. ``leases`` None: no evidence of life; ``wakes`` None: no durable alarms.
 
-    ``owned`` says which of them the runtime opened, and closes. ``subjects`` is what erasure and export work on.
+    ``owned`` says which of them the runtime opened, and closes. ``subjects`` is what erasure and export work on,
+    ``sealing`` looks at how the stores seal.
     """
 
     events: EventStore
@@ -34,6 +36,7 @@ class Stores:
     wakes: WakeStore | None = None
     owned: tuple[Any, ...] = ()
     subjects: SubjectRecords | None = None
+    sealing: SealingDoctor | None = None
 
 
 Given = dict[str, Any]
@@ -72,6 +75,7 @@ async def build_stores(
         snapshots=sealed.snapshots,
         owned=made.owned + opened,
         subjects=sealed.subjects,
+        sealing=sealed.doctor,
     )
 
 

@@ -14,7 +14,7 @@ from loom.runtime.lease_calls import MARGIN_DIVISOR, LeaseCalls
 from loom.runtime.surroundings import SYSTEM, Surroundings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from loom.runtime.signals import Signals
     from loom.schemas.envelope import Json
@@ -45,13 +45,14 @@ class PresenceKeeper:
         surroundings: Surroundings = SYSTEM,
         calls: LeaseCalls | None = None,
         stops: bool = True,
+        covers: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """``calls`` are shared with the node's leases; without ``stops`` the node never lapses (mode ``continue``)."""
+        """``covers`` is what this node opens, announced with each beat. ``calls`` are shared with the node's leases; without ``stops`` the node never lapses (mode ``continue``)."""
         self._leases = leases
         self._node = node
         self._ttl_ms = ttl_ms
         self._signals = signals
-        self._details = details
+        self._details, self._covers = details, covers
         self._on_lapsed, self._on_regained, self._on_emptied = on_lapsed, on_regained, on_emptied
         self._beat_at: tuple[float, float] | None = None
         self._lapsed = True
@@ -117,7 +118,7 @@ class PresenceKeeper:
         sent = (self._monotonic(), self._wall())
         try:
             await self.calls.bounded(
-                self._leases.beat(self._node, self._ttl_ms, details=self._details), self._node
+                self._leases.beat(self._node, self._ttl_ms, self._covers(), self._details), self._node
             )
             await self._look_at_epoch()
         except (LoomError, TimeoutError) as error:

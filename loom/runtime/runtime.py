@@ -14,6 +14,7 @@ from loom.runtime.recovery import IsAbandoned, Recovery
 from loom.runtime.refusals import RefusalScan
 from loom.runtime.sealed import refused_as
 from loom.runtime.timers import TimerService
+from loom.stores.sealing.doctor import covers_of
 
 if TYPE_CHECKING:
     from loom.config import Config
@@ -136,6 +137,7 @@ class Runtime(Client):
             on_emptied=self._emptied,
             surroundings=self._surroundings,
             stops=stops,
+            covers=lambda: covers_of(engine.events),
         )
         engine.alive = presence.is_live
         return presence

@@ -1,15 +1,20 @@
-"""The verbs on all that belongs to a subject, as callers see them."""
+"""The verbs on all that belongs to a subject, and the look at how the fleet seals, as callers see them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loom.runtime.checkup import findings
 from loom.runtime.sealed import refused_as
 
 if TYPE_CHECKING:
+    from loom.config import Config
     from loom.runtime.access import Gatekeeper, Principal
     from loom.runtime.erasure import Erasure, ErasureReport, SubjectExport
+    from loom.runtime.factory import Stores
     from loom.runtime.signals import Signals
+    from loom.stores.contracts import Clock
+    from loom.stores.findings import Finding
     from loom.stores.sealing.shred import Force
 
 
@@ -19,6 +24,21 @@ class SubjectVerbs:
     _gate: Gatekeeper
     _signals: Signals
     _erasure: Erasure
+    _clock: Clock
+    config: Config
+
+    @property
+    def stores(self) -> Stores:
+        """The stores under the verbs."""
+        raise NotImplementedError
+
+    async def findings(self) -> list[Finding]:
+        """What is wrong with sealing and with evidence of life, as this client sees the fleet (``loom doctor``).
+
+        Raises:
+            StoreError: a store cannot be read now.
+        """
+        return await findings(self.config, self.stores, self._clock)
 
     @refused_as("erase")
     async def shred_subject(

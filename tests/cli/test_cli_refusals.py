@@ -21,6 +21,8 @@ VERBS = {
     "tail": ["tail", "{id}"],
     "inbox": ["inbox", "{id}"],
     "discard": ["discard", "{id}", "ship"],
+    "quarantine": ["quarantine", "{id}", "ship"],
+    "release": ["release", "{id}", "ship", "m1", "--discard"],
     "recover": ["recover", "{id}"],
 }
 

@@ -78,3 +78,17 @@ def test_erase_and_export(sealed, tmp_path):
     assert '"erased": true' in after.out
     again = sealed("erase", "c-1", "--as", "ops")
     assert (again.status, "gone before" in again.out) == (0, True)
+
+
+def test_the_doctor_sees_who_opens_what(sealed, monkeypatch):
+    done = sealed("doctor", "--json")
+    codes = {found["code"]: found["severity"] for found in json.loads(done.out)}
+    assert codes["commands-rest-as-written"] == "info"
+    assert not {"sealed-nobody-opens", "fleet-covers-differ", "topics-unfit"} & set(codes)
+    worst = {"info": 0, "warning": 1, "error": 2}
+    assert done.status == max(worst[severity] for severity in codes.values())
+    assert "(commands-rest-as-written)" in " ".join(sealed("doctor").out.split())
+    (row,) = (row for row in sealed.json("leases") if row["state"] == "live")
+    assert "EXECUTION_STARTED.input" in row["opens"]
+    monkeypatch.setenv("LOOM_TOPIC_PREFIX", "nobody.")
+    assert sealed("doctor", "--json").status == 2

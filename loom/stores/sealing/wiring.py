@@ -9,6 +9,7 @@ from loom.errors import ConfigError
 from loom.stores.keys.contract import KeyStore
 from loom.stores.keys.factory import open_keys
 from loom.stores.sealing.checkpoints import check_checkpoints, seals
+from loom.stores.sealing.doctor import SealingDoctor
 from loom.stores.sealing.encrypting import EncryptingEventStore
 from loom.stores.sealing.shred import SubjectRecords
 from loom.stores.sealing.snapshots import EncryptingSnapshotStore
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SealedStores:
-    """Stores to use, and what erasure works on; ``opened`` is a key store opened for them, to be closed after them."""
+    """Stores to use, what erasure works on, and who looks at them; ``opened`` is a key store to be closed after them."""
 
     events: EventStore
     snapshots: SnapshotStore | None
     subjects: SubjectRecords
+    doctor: SealingDoctor
     opened: KeyStore | None = None
 
 
@@ -59,4 +61,7 @@ def seal_stores(
         snapshots = EncryptingSnapshotStore(snapshots, shared, legacy_plaintext=legacy, events=at_rest)
     check_checkpoints(events, snapshots, allow_plaintext=config.sealing.allow_plaintext_checkpoints)
     subjects = SubjectRecords(events, shared if isinstance(shared, KeyStore) else None, snapshots)
-    return SealedStores(events, snapshots, subjects, opened)
+    doctor = SealingDoctor(
+        events, snapshots, allow_plaintext=config.sealing.allow_plaintext_checkpoints
+    )
+    return SealedStores(events, snapshots, subjects, doctor, opened)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from loom.errors import ConfigError
 from loom.testing import services
-from loom.testing.bench import engine, memory
+from loom.testing.bench import engine, memory, sealing
 from loom.testing.bench.references import Figure, bare_loop, raw_limit
 
 if TYPE_CHECKING:
@@ -138,6 +138,24 @@ def _memory(at: Where) -> list[Row]:
     ]
 
 
+def _sealing(at: Where) -> list[Row]:
+    plain = asyncio.run(engine.executions(at.bootstrap, at.redis_url, concurrency=256, seconds=at.seconds))
+    rows = []
+    for name, subject in (("one subject", "bench"), ("a subject each", None)):
+        got = asyncio.run(
+            sealing.sealed(at.bootstrap, at.redis_url, concurrency=256, seconds=at.seconds, subject=subject)
+        )
+        beside = f"unsealed {plain.per_second:,.0f}/s: {got.per_second / plain.per_second:.0%}"
+        rows.append(
+            Row(f"one-step executions, sealed, {name}, 256 at once", f"{got.per_second:,.0f}/s", beside)
+        )
+    median, best = sealing.walk_us()
+    return [
+        *rows,
+        Row("the guard's walk on a payload of 64 KiB", f"{median:,.0f} µs", f"best {best:,.0f} µs"),
+    ]
+
+
 MEASUREMENTS: Final[dict[str, Callable[[Where], list[Row]]]] = {
     "throughput": _throughput,
     "spread": _spread,
@@ -147,6 +165,7 @@ MEASUREMENTS: Final[dict[str, Callable[[Where], list[Row]]]] = {
     "steps": _steps,
     "takeover": _takeover,
     "memory": _memory,
+    "sealing": _sealing,
 }
 
 

@@ -1,0 +1,54 @@
+"""What sealing costs: one-step executions with and without it, and the guard's walk over a payload."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import statistics
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from loom.kernel import inspect_payload
+from loom.schemas.envelope import Kind
+from loom.testing.bench import engine
+
+if TYPE_CHECKING:
+    from loom.testing.bench.references import Figure
+
+WALKS: Final = 200
+PAYLOAD_BYTES: Final = 64 * 1024
+KEK: Final = "LOOM_BENCH_KEK"
+SENSITIVE: Final = {
+    Kind.EXECUTION_STARTED: ["input"],
+    Kind.STEP_COMPLETED: ["output"],
+    Kind.EXECUTION_COMPLETED: ["output"],
+}
+
+
+async def sealed(
+    bootstrap: str, redis_url: str, *, concurrency: int, seconds: float, subject: str | None
+) -> Figure:
+    """One-step executions a second, everything of them sealed, keys on Redis; ``subject`` None: one for each."""
+    os.environ[KEK] = base64.b64encode(os.urandom(32)).decode()
+    sealing: dict[str, Any] = {"keys": "redis", "kek": f"env:{KEK}", "sensitive": SENSITIVE}
+    return await engine.executions(
+        bootstrap, redis_url, concurrency=concurrency, seconds=seconds, subject=subject, sealing=sealing
+    )
+
+
+def payload() -> list[dict[str, Any]]:
+    """JSON of about 64 KiB: small records, as a message has them."""
+    row = {"sku": "lamp-0001", "price": 4200, "quantity": 2, "tags": ["a", "b"], "note": None}
+    return [dict(row) for _ in range(PAYLOAD_BYTES // len(json.dumps(row)))]
+
+
+def walk_us() -> tuple[float, float]:
+    """Microseconds of one walk over the payload: median, and the best."""
+    given = payload()
+    taken: list[float] = []
+    for _ in range(WALKS):
+        began = time.perf_counter_ns()
+        inspect_payload(given)
+        taken.append((time.perf_counter_ns() - began) / 1000)
+    return statistics.median(taken), min(taken)
