@@ -238,6 +238,10 @@ OWNERSHIP: Final = {
         MEMBERSHIP + "test_a_blocked_loop_loses_its_partitions_and_gets_some_back",
         OWNERS + "test_a_blocked_event_loop_does_not_keep_its_partitions",
     ),
+    "assigned: nothing is read until the takeover ends": (
+        MEMBERSHIP + "test_nothing_is_read_of_a_partition_before_it_is_resumed",
+        MEMBERSHIP + "test_what_is_resumed_from_an_offset_is_read_from_there",
+    ),
     "revoked finishes what is in flight, lost stops at once": (
         WRITER + "test_a_stopped_writer_hands_back_what_it_did_not_write",
         WRITER + "test_an_abandoned_writer_begins_nothing_more",
@@ -425,6 +429,7 @@ PITFALLS: Final = {
     ),
     "two owners fence each other for ever": (TAKEOVER + "test_two_owners_of_one_partition_settle",),
     "epochs run out: initialisation backs off": (
+        OUTAGE + "test_epochs_may_run_out",
         "tests/kafka/test_tenure.py::test_pauses_grow_with_each_fence_and_end",
         "tests/kafka/test_tenure.py::test_a_tenure_that_settled_begins_anew",
         "tests/kafka/test_tenure.py::test_attempts_without_number_are_paced_and_jittered",
@@ -454,7 +459,10 @@ PITFALLS: Final = {
         APP + "test_the_watch_names_what_stands_still",
         APP + "test_a_healthy_app_is_left_alone_and_a_dead_broker_is_told",
     ),
-    "a web server and table data served by default": (APP + "test_nothing_is_served_unless_asked_for",),
+    "a web server and table data served by default": (
+        APP + "test_nothing_is_served_unless_asked_for",
+        APP + "test_two_processes_share_the_partitions",
+    ),
     "failover loses leases": (
         LEASE_KEEPER + "test_a_lease_that_another_took_is_lost_and_a_row_that_was_emptied_is_written_again",
         RECOVERY + "test_an_emptied_lease_store_is_no_evidence_for_one_ttl",

@@ -75,9 +75,23 @@ def topic(kafka_bootstrap):
     admin.delete_topics([name])[name].result(15)
 
 
-def begin(bootstrap, topic, node, **bounds):
+class Hesitant(Told):
+    """One that reads nothing until the test says so; ``rounds`` counts what passes meanwhile."""
+
+    rounds = 0
+
+    def assigned(self, committed):
+        self.held |= committed
+        self._note("assigned", dict(committed))
+
+    def idle(self):
+        self.rounds += 1
+        self._note("idle")
+
+
+def begin(bootstrap, topic, node, kind=Told, **bounds):
     """A member that ticks until ``still`` is set."""
-    told = Told(node)
+    told = kind(node)
     given = {"session_timeout_ms": SESSION_MS, "max_poll_interval_ms": SESSION_MS, "loop_bound_ms": 1_000}
     settings = MembershipSettings(bootstrap, topic, f"{topic}.owners", node, **(given | bounds))
     told.member = Membership(settings, told, told.fatal.append)
@@ -175,6 +189,24 @@ def test_what_is_resumed_from_an_offset_is_read_from_there(join, kafka_bootstrap
     one.member.call(lambda: (one.member.pause(1), one.member.resume(1, 7)))
     one.wait(lambda t: len(t.values) == 13)
     assert [v for _, v in one.values[10:]] == [b"7", b"8", b"9"]
+
+
+def test_nothing_is_read_of_a_partition_before_it_is_resumed(join, kafka_bootstrap, topic):
+    """Its requests wait for the takeover; only then there is somebody who could apply them."""
+    producer = Producer({"bootstrap.servers": kafka_bootstrap})
+    for number in range(20):
+        producer.produce(topic, str(number), partition=number % 4)
+    producer.flush(10)
+    one = join("one", kind=Hesitant)
+    one.wait(lambda t: len(t.held) == 4)
+    seen = one.rounds
+    one.wait(lambda t: t.rounds > seen + 40)
+    assert one.values == []
+    one.member.call(lambda: one.member.resume(2))
+    one.wait(lambda t: len(t.values) == 5)
+    seen = one.rounds
+    one.wait(lambda t: t.rounds > seen + 20)
+    assert {partition for partition, _ in one.values} == {2}
 
 
 async def test_confirm_and_rejoin(join):

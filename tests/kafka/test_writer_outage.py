@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
 
 import pytest
@@ -95,3 +97,50 @@ async def test_a_transactional_id_that_expired_costs_one_retry(private_log):
     await writer.write(append("s", 1))
     assert writer.tenure == 2, "it had expired"
     assert streams(broker.bootstrap, "t.") == {"s": ["e:0", "e:1"]}
+
+
+INIT_PRODUCER_ID = 22
+LAST_EPOCH = 32_767
+
+
+def initialise(connection, transactional_id):
+    """InitProducerId (version 0) by hand, until it is granted; the producer id and epoch that it gives."""
+    name = transactional_id.encode()
+    body = struct.pack(">hhih", INIT_PRODUCER_ID, 0, 1, -1) + struct.pack(">h", len(name)) + name
+    body += struct.pack(">i", 10_000)
+    while True:  # the end of a transaction may still be under way; a broker ends those by itself
+        connection.sendall(struct.pack(">i", len(body)) + body)
+        answer = connection.makefile("rb")
+        (size,) = struct.unpack(">i", answer.read(4))
+        _, _, error, producer_id, epoch = struct.unpack(">iihqh", answer.read(size))
+        if error == 0:
+            return producer_id, epoch
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+async def test_epochs_may_run_out(private_log):
+    broker, writers = private_log(max_retakes=100)
+    writer = writers.make("n1", lanes=1).serving()
+    await writer.write(append("s", 0))
+    host, port = broker.bootstrap.split(":")
+    transactional_id = writer.settings.catalogue.log_transactional_id(0)
+
+    def use_up(until_epoch):
+        """Initialise, as restarts for ages would; the producer id at the end."""
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            while True:
+                producer_id, epoch = initialise(connection, transactional_id)
+                if epoch >= until_epoch:
+                    return producer_id
+
+    first = await asyncio.to_thread(use_up, LAST_EPOCH - 4)
+    for number in range(
+        1, 6
+    ):  # fenced each time, and taken again: with the next epoch, or another producer id
+        await writer.write(append("s", number), seconds=60)
+        last = await asyncio.to_thread(use_up, 0)
+    await writer.write(append("s", 6), seconds=60)
+    assert last != first, "the epochs of the first did run out"
+    assert writer.tenure == 7
+    assert streams(broker.bootstrap, "t.") == {"s": [f"e:{n}" for n in range(7)]}
