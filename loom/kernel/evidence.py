@@ -9,6 +9,9 @@ from typing import Final
 CONTINUE: Final = "~continue"
 """Ends the incarnation of a node that outlives an outage of the lease store: its rows are no proof (seed, D11, 10)."""
 
+UNLEASED: Final = "~unleased"
+"""Ends the incarnation of a node that keeps no rows at all: that it has none says nothing."""
+
 
 class Evidence(Enum):
     """Ranked; the first that applies counts."""
@@ -44,6 +47,8 @@ def judge(
     """
     if lease is not None and not lease.expired:
         return Evidence.LIVE, "lease live"
+    if driver is not None and driver.endswith(UNLEASED):
+        return Evidence.ABSENT, "unleased"
     if lease is not None and lease.owner == driver:
         why = "lease expired"
     elif driver is None:

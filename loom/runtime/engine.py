@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from loom.errors import InvalidIdError, LeaseLostError, LoomError, PayloadShreddedError, StoreError
 from loom.ids import IdSource, ulid
-from loom.kernel.evidence import CONTINUE
+from loom.kernel.evidence import CONTINUE, UNLEASED
 from loom.kernel.machine import DecisionSources
 from loom.runtime.alarms import Alarms
 from loom.runtime.backoff import Backoff
@@ -450,4 +450,6 @@ class Engine:
 
 def mode_of(config: Config) -> str:
     """What every reader of a node's rows must know of it."""
+    if not config.leases.enabled:
+        return UNLEASED
     return CONTINUE if config.leases.on_store_error == "continue" else ""

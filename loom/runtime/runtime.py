@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from loom.runtime.client import Client
 from loom.runtime.driver_leases import DriverLeases
 from loom.runtime.evidence import EvidenceReader
+from loom.runtime.ghosts import GhostCollector
 from loom.runtime.lease_keeper import LeaseKeeper
 from loom.runtime.listener import Listener
 from loom.runtime.presence import PresenceKeeper
@@ -47,6 +48,7 @@ class Runtime(Client):
         self._timers: TimerService | None = None
         self._refusals: RefusalScan | None = None
         self._recovery: Recovery | None = None
+        self._ghosts: GhostCollector | None = None
 
     @property
     def node(self) -> str:
@@ -65,6 +67,9 @@ class Runtime(Client):
         if engine.leases is not None and self.config.leases.enabled:
             self._presence = self._keep_alive(engine.leases)
             evidence = EvidenceReader(engine.leases, self._presence, engine.node)
+            self._ghosts = GhostCollector(
+                engine, engine.leases, self._presence.calls, self.config.leases.ttl_ms
+            )
         self._recovery = Recovery(engine, self._verbs, evidence, self._is_abandoned)
         engine.driving.abandoned = self._recovery.abandoned
         engine.driving.undecided = self._recovery.undecided
@@ -77,6 +82,8 @@ class Runtime(Client):
             await self._presence.start()
         if engine.leasing is not None:
             engine.leasing.start()
+        if self._ghosts is not None:
+            self._ghosts.start()
         self._recovery.start()
         if engine.owning is not None:
             engine.owning.listen(
@@ -87,6 +94,8 @@ class Runtime(Client):
         """Stop driving: what was journaled becomes durable, running steps are given up, others may take over at once."""
         if self._stores is None:
             return
+        if self._ghosts is not None:
+            await self._ghosts.stop()
         if self._timers is not None:
             await self._timers.stop()
         if self._refusals is not None:

@@ -7,6 +7,7 @@ sockets, no processes, no signals; work in threads is not waited for.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import threading
 from asyncio import events
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -45,6 +46,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now_s = start_s
         self._outer = clock
+        self._interrupted = False
         self._selector = _Selector(self._pass_time)
         self._clock_resolution = _RESOLUTION_S
 
@@ -58,20 +60,34 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return self.time()
         scheduled = self._scheduled  # type: ignore[attr-defined]
         while scheduled and scheduled[0]._cancelled:  # noqa: SLF001 - as the loop itself drops them
-            handle = asyncio.base_events.heapq.heappop(scheduled)  # type: ignore[attr-defined]
+            handle = heapq.heappop(scheduled)
             handle._scheduled = False  # noqa: SLF001
         return scheduled[0]._when if scheduled else None  # noqa: SLF001
 
     def turn(self) -> None:
-        """Run what is ready or due now, once, without waiting for anything."""
+        """Run what is ready or due now, once, as the loop itself would; up to ``interrupt``, where that is called."""
         self._thread_id = threading.get_ident()
         events._set_running_loop(self)  # noqa: SLF001 - what run_forever does
+        ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
+        now, self._interrupted = self.time() + _RESOLUTION_S, False
         try:
-            self.call_soon(_nothing)
-            self._run_once()  # type: ignore[attr-defined]
+            while scheduled and scheduled[0]._when < now:  # noqa: SLF001
+                handle = heapq.heappop(scheduled)
+                handle._scheduled = False  # noqa: SLF001
+                ready.append(handle)
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle._cancelled:  # noqa: SLF001
+                    handle._run()  # noqa: SLF001
+                if self._interrupted:
+                    break
         finally:
             self._thread_id = None  # type: ignore[assignment]
             events._set_running_loop(None)  # noqa: SLF001 - what run_forever does
+
+    def interrupt(self) -> None:
+        """Let the turn end with the callback that runs now, as if that blocked the loop: the others wait."""
+        self._interrupted = True
 
     def end(self) -> None:
         """Cancel whatever is left, let it end as far as it does at once, and close."""
@@ -105,10 +121,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 def _ignored(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
     """What ends badly on a loop that ends is nobody's business."""
-
-
-def _nothing() -> None:
-    """Keeps a turn from waiting."""
 
 
 def run_virtually(main: Coroutine[Any, Any, R]) -> R:

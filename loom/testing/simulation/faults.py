@@ -19,20 +19,14 @@ CUTS: Final = tuple(part * TTL_S for part in (0.2, 0.5, 0.9, 1.1, 2.0))
 
 def freeze(fleet: Fleet, node: Node) -> None:
     """Stop a node's loop, for less than a renewal or for several TTLs."""
-    seconds = fleet.world.rng.choice([0.1, 0.5, 0.9, 1.0, 1.2, 2.0, 3.0]) * TTL_S
-    if node.frozen or not node.alive:
-        return
-    fleet.world.note(f"fault freeze {node.name} for {seconds}")
-    node.freeze()
-    life = node.incarnation
+    if not node.frozen and node.alive:
+        fleet.block(node)
 
-    def thaw() -> None:
-        if node.incarnation == life and node.frozen:
-            fleet.world.note(f"{node.name} thaws")
-            node.thaw()
-            fleet.reassign_soon()
 
-    fleet.world.after(seconds, thaw)
+def block(fleet: Fleet, node: Node) -> None:
+    """Let the next step that ends on a node block its loop: what follows the step runs before any timer."""
+    node.blocks = True
+    fleet.world.note(f"fault block {node.name}")
 
 
 def kill(fleet: Fleet, node: Node) -> None:
@@ -136,6 +130,7 @@ FAULTS: Final[dict[str, Callable[[Fleet, Node], None]]] = {
     fault.__name__: fault
     for fault in (
         freeze,
+        block,
         kill,
         cut_log,
         cut_leases,
@@ -161,6 +156,7 @@ def heal(fleet: Fleet) -> None:
             link.lose_requests = link.lose_replies = link.duplicate = 0
         node.wall_off_s = 0.0
         node.drift(1.0)
+        node.blocks = False
         if node.frozen:
             node.thaw()
         if not node.alive:

@@ -26,6 +26,8 @@ SHARDS: Final = 4
 SESSION_S: Final = 1.0
 """How long the group waits for a member that is silent before it gives its shards away."""
 GROUP_LOOKS_S: Final = 0.25
+STALLS: Final = (0.1, 0.5, 0.9, 1.0, 1.2, 2.0, 3.0)
+"""How long a loop stands still, in TTLs."""
 MOVED_ALONG: Final = 0.3
 DEALT_ANEW: Final = 0.7
 """How likely a shard changes hands when members come or go, and when the group deals anew."""
@@ -34,7 +36,7 @@ DEALT_ANEW: Final = 0.7
 class Fleet:
     """Nodes over one log, one lease store and one wake store. It is the log's listener, and the group's coordinator."""
 
-    def __init__(self, world: World, *, nodes: int, acquire: str = "lazy") -> None:
+    def __init__(self, world: World, *, nodes: int, acquire: str = "lazy", **options: Any) -> None:
         self.world = world
         self.acquire = acquire
         self.log = MemoryLog(world.wall_ms, shards=SHARDS)
@@ -44,7 +46,7 @@ class Fleet:
         self.invariants = Invariants(self)
         self.owners: dict[int, tuple[Node, int] | None] = dict.fromkeys(range(SHARDS))
         self._members: list[tuple[Node, int]] = []
-        self.nodes = [Node(self, f"n{n}") for n in range(nodes)]
+        self.nodes = [Node(self, f"n{n}", **options) for n in range(nodes)]
         self.client = Node(self, "client", drives=False)
         world.actors += [*self.nodes, self.client]
         self.log.join(self)
@@ -84,6 +86,21 @@ class Fleet:
         self.world.note(f"{node.name} error {about}: {type(error).__name__}: {error}")
         if not isinstance(error, LoomError):
             self.violate(f"{node.name} failed on {about}: {type(error).__name__}: {error}")
+
+    def block(self, node: Node) -> None:
+        """A node's loop stands still, for less than a renewal or for several TTLs; then it goes on where it was."""
+        seconds = self.world.rng.choice(STALLS) * TTL_MS / 1000
+        self.world.note(f"{node.name} stands still for {seconds}")
+        node.freeze()
+        life = node.incarnation
+
+        def thaw() -> None:
+            if node.incarnation == life and node.frozen:
+                self.world.note(f"{node.name} goes on")
+                node.thaw()
+                self.reassign_soon()
+
+        self.world.after(seconds, thaw)
 
     def violate(self, what: str) -> None:
         """An invariant does not hold: the world ends after this step, in whatever task it was found.

@@ -28,6 +28,8 @@ def make_flows(invariants: Invariants, node: Node) -> list[FlowDefinition[..., A
         if node.incarnation == incarnation:
             invariants.effect_began(node, execution_id, step)
         await asyncio.sleep(seconds)
+        if node.incarnation == incarnation:
+            node.step_ends()
         return value
 
     @flow("part")

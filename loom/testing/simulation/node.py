@@ -36,6 +36,7 @@ class Node:
         self.store: RemoteLog | None = None
         self.frozen = False
         self.frozen_since = 0.0
+        self.blocks = False
         self.wall_off_s = 0.0
         self._rate, self._rate_since, self._rate_base = 1.0, 0.0, 0.0
         self._graveyard: list[VirtualLoop] = []
@@ -128,6 +129,13 @@ class Node:
     def freeze(self) -> None:
         """Stop its loop, as SIGSTOP does: messages pile up, clocks go on."""
         self.frozen, self.frozen_since = True, self.world.now
+
+    def step_ends(self) -> None:
+        """A step of a flow is about to end, on this node's loop: if it is to block that, it does now."""
+        if self.blocks and self.loop is not None:
+            self.blocks = False
+            self.loop.interrupt()
+            self.fleet.block(self)
 
     def thaw(self) -> None:
         """Let it go on."""
