@@ -212,7 +212,7 @@ class Recovery:
             self._unsettled[execution_id] = False
             return
         async with engine.driving.exclusive(execution_id):
-            if execution_id in engine.runs or execution_id in engine.starting or not engine.live():
+            if execution_id in engine.runs or execution_id in engine.starting:
                 return
             now = await engine.events.info(execution_id)
             loaded = await engine.driving.load(execution_id)
@@ -262,11 +262,10 @@ class Recovery:
         return found in {Evidence.LIVE, Evidence.QUIET}
 
     async def _judge(self, loaded: Loaded, driver: Driver) -> bool:
-        """Take it over if nobody drives it; False where that is not known yet."""
+        """Take it over if nobody drives it; False where that is not known yet, or did not come about."""
         engine, execution_id = self._engine, loaded.state.execution_id
         if undriven(loaded.history, driver):
-            await engine.driving.take(loaded)
-            return True
+            return await engine.driving.take(loaded) is not None
         evidence = await self.evidence_of(loaded, driver)
         if evidence is None:
             return False
@@ -274,8 +273,7 @@ class Recovery:
             exhausted = RedriveExhaustedError(execution_id, loaded.state.unproductive)
             engine.signals.repeated_error(exhausted, execution_id)
             return True
-        await engine.driving.recover(loaded, "abandoned", evidence, previous=driver.node)
-        return True
+        return await engine.driving.recover(loaded, "abandoned", evidence, previous=driver.node) is not None
 
     async def evidence_of(self, loaded: Loaded, driver: Driver) -> str | None:
         """Why its driver is held to be gone; None where it may live, or nothing is known.

@@ -370,3 +370,51 @@ async def test_lost_rows_are_rebuilt_where_there_are_no_leases():
         await until(lambda: fleet.wakes.slots, "the row to come back")
         fleet.clock.advance(3_600_000)
         assert await handle.result(10) == "awake"
+
+
+async def test_what_a_node_dropped_is_not_lost_if_it_is_doubted_when_it_looks(fleet):
+    """It drove it last, so nobody else will; and it owns no shard whose walk would find it."""
+    hold = asyncio.Event()
+
+    @flow("held")
+    async def held(ctx):
+        return await ctx.run(hold.wait)
+
+    async with fleet.runtime("owner", [held], owned=[]) as other, fleet.client() as client:
+        async with fleet.runtime("node", [held]) as node:
+            handle = await client.start("held", execution_id="x")
+            await until(lambda: "x" in node._engine.runs, "the run")
+            node._engine.owning._inner.assign(())
+            run = node._engine.runs["x"]
+            alive, node._engine.alive = node._engine.alive, lambda: False
+            node._engine.orphaned(run, LoomError("doubted"))
+            await node._recovery._look("x", own=True)
+            assert node._recovery._unsettled == {"x": True}
+            node._engine.alive = alive
+            await until(lambda: "x" in node._engine.runs, "the run again")
+            hold.set()
+            assert await handle.result(10) is True
+        assert not other._engine.runs
+
+
+async def test_a_beat_that_comes_back_late_lets_go_of_what_was_held_back(fleet):
+    hold = asyncio.Event()
+
+    @flow("late")
+    async def late(ctx):
+        await ctx.receive("go")
+        return await ctx.run(hold.wait)
+
+    async with fleet.runtime("node", [late]) as node:
+        handle = await node.start(late)
+        await until(lambda: handle.execution_id in node._engine.parked_runs, "the park")
+        presence = node._presence
+        presence._beat_at = (-1e9, -1e9)  # as after a beat whose answer takes longer than the row lasts
+        run = node._engine.runs[handle.execution_id]
+        assert not node._engine.live()
+        await presence._beat()
+        assert node._engine.live()
+        assert node._engine.runs.get(handle.execution_id) is not run, "it was doubted, so it is taken anew"
+        await node.send(handle.execution_id, "go", 1)
+        hold.set()
+        assert await handle.result(10) is True
