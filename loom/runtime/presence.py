@@ -126,10 +126,8 @@ class PresenceKeeper:
             if not self.is_live():
                 self._lapse()
             return
-        if (
-            not self.is_live()
-        ):  # it was doubted meanwhile, and what was held back then is not taken up by itself
-            self._lapse()
+        if not self.is_live():
+            self._lapse()  # it was doubted meanwhile, and what was held back then is not taken up by itself
         self._beat_at = sent
         if self._lapsed:
             self._lapsed = False
