@@ -22,7 +22,9 @@ from hypothesis import HealthCheck, settings
 from loom.errors import ServiceMissingError
 from loom.testing import services
 
-_KAFKA_FIXTURES = frozenset({"kafka_bootstrap", "topic_prefix", "private_kafka", "start_kafka"})
+_KAFKA_FIXTURES = frozenset(
+    {"kafka_version", "kafka_bootstrap", "topic_prefix", "private_kafka", "start_kafka"}
+)
 _REDIS_FIXTURES = frozenset({"redis_url", "redis_prefix", "private_redis", "start_redis"})
 _THREAD_GRACE_S = 5.0
 _notes = pytest.StashKey[list[str]]()
@@ -34,7 +36,7 @@ _notes = pytest.StashKey[list[str]]()
 def pytest_addoption(parser):
     parser.addoption("--soak", action="store_true", help="also run the long tests (mark soak)")
     parser.addoption(
-        "--kafka", default=services.KAFKA_VERSION, help="version of Apache Kafka for the session's broker"
+        "--kafka", default=services.KAFKA_VERSION, help="version of Apache Kafka for every broker"
     )
 
 
@@ -105,9 +107,15 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 @pytest.fixture(scope="session")
-def kafka_bootstrap(pytestconfig):
+def kafka_version(pytestconfig):
+    """The version of Apache Kafka that is tested on; for every broker that a fixture starts."""
+    return pytestconfig.getoption("--kafka")
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap(pytestconfig, kafka_version):
     """``host:port`` of the session's broker, warmed up. Never stop it; use ``private_kafka`` for that."""
-    with services.find_or_start(need_redis=False, kafka_version=pytestconfig.getoption("--kafka")) as found:
+    with services.find_or_start(need_redis=False, kafka_version=kafka_version) as found:
         pytestconfig.stash[_notes] += found.notes
         services.warm_up(found.bootstrap)
         yield found.bootstrap
@@ -148,14 +156,14 @@ def redis_prefix(redis_url):
 
 
 @pytest.fixture
-def start_kafka():
+def start_kafka(kafka_version):
     """Start brokers of this test's own: takes what ``services.kafka`` takes; Apache Kafka unless told otherwise."""
     with ExitStack() as started:
 
-        def start(*args, **kwargs):
+        def start(version=kafka_version, *args, **kwargs):
             kwargs.setdefault("embedded", False)
             try:
-                return started.enter_context(services.kafka(*args, **kwargs))
+                return started.enter_context(services.kafka(version, *args, **kwargs))
             except ServiceMissingError as missing:
                 pytest.skip(str(missing))
 

@@ -23,11 +23,11 @@ def writers(kafka_bootstrap, topic_prefix, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def proxied_broker():
+def proxied_broker(kafka_version):
     """A broker, and the port at which it sends clients of its second listener to the proxy."""
     (port,) = services.free_ports(1)
     try:
-        broker = services.kafka(embedded=False, proxy_ports=[port])
+        broker = services.kafka(kafka_version, embedded=False, proxy_ports=[port])
     except ServiceMissingError as missing:
         pytest.skip(str(missing))
     with broker:

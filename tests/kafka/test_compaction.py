@@ -24,10 +24,10 @@ PATIENCE_S = 90
 
 
 @pytest.fixture(scope="module")
-def cleaning_broker():
+def cleaning_broker(kafka_version):
     """A broker whose cleaner looks five times a second."""
     try:
-        broker = services.kafka(embedded=False, properties={"log.cleaner.backoff.ms": "200"})
+        broker = services.kafka(kafka_version, embedded=False, properties={"log.cleaner.backoff.ms": "200"})
     except ServiceMissingError as missing:
         pytest.skip(str(missing))
     with broker:

@@ -14,11 +14,11 @@ def bench(kafka_bootstrap, topic_prefix):
 
 
 @pytest.fixture(scope="module")
-def proxied_broker():
+def proxied_broker(kafka_version):
     """A broker, and the port at which it sends clients of its second listener to the proxy."""
     (port,) = services.free_ports(1)
     try:
-        broker = services.kafka(embedded=False, proxy_ports=[port])
+        broker = services.kafka(kafka_version, embedded=False, proxy_ports=[port])
     except ServiceMissingError as missing:
         pytest.skip(str(missing))
     with broker:
