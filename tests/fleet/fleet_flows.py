@@ -47,3 +47,19 @@ async def letters(ctx: Context, _number: int) -> list:
     while (value := await ctx.receive("t")) != "end":
         seen.append(value)
     return seen
+
+
+async def slow_effect(execution_id: str, name: str, seconds: float) -> str:
+    """Say which worker begins it, then take a while."""
+    line = json.dumps({"execution": execution_id, "name": name, "token": os.environ["LOOM_NODE_ID"]}) + "\n"
+    with Path(os.environ["FLEET_LEDGER"]).open("a") as ledger:  # noqa: ASYNC230 - one short line
+        ledger.write(line)
+    await asyncio.sleep(seconds)
+    return name
+
+
+@flow("slow")
+async def slow(ctx: Context, seconds: float) -> str:
+    """A step that outlasts a TTL, and one behind it."""
+    await ctx.run(slow_effect, ctx.execution_id, "first", seconds)
+    return await ctx.run(slow_effect, ctx.execution_id, "second", 0.1)
