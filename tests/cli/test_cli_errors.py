@@ -1,5 +1,7 @@
 """Bad input: each has its typed error, its exit status, and a sentence that says what to do."""
 
+import sys
+
 import pytest
 
 from loom.testing.services import free_port
@@ -140,3 +142,19 @@ def test_every_command_has_help_with_an_example(loom):
         done = loom(*command, "--help")
         assert done.status == 0
         assert "Example: loom " in done.out, command
+
+
+def test_what_a_client_meets_on_its_way_is_told_to_who_waits_but_never_a_sealed_refusal(monkeypatch, capsys):
+    from loom.cli.common import _trouble
+    from loom.errors import UnreachableError
+    from loom.kernel.readable import sealed_refusal
+    from loom.operator import SealedDetail
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    _trouble(sealed_refusal("show", "x", SealedDetail("key-unavailable", 0, ())), "x")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    _trouble(UnreachableError("Redis", "localhost:1", "redis_url"), "x")
+    told = capsys.readouterr()
+    assert "localhost:1" in told.err
+    assert told.out == ""
