@@ -362,6 +362,10 @@ PROCESSORS: Final = {
         FOLD + "test_nothing_but_short_names_enters_a_summary",
         "tests/processors/test_metrics.py::test_the_page_names_every_figure",
     ),
+    "the app runs on kafka://, reaches its topics and commits": (
+        APP + "test_inbox_and_commands_reach_the_bridge_and_are_committed",
+        APP + "test_credentials_follow_librdkafkas_names",
+    ),
     "agents see committed data only, with headers": (
         TRANSPORT + "test_an_agent_sees_no_aborted_record_and_keeps_headers",
         TRANSPORT + "test_tables_are_recovered_and_hold_committed_data_only",
