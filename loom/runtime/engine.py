@@ -429,6 +429,11 @@ class Engine:
         for run in list(self.runs.values()):
             self.orphaned(run, LeaseLostError(run.id, "presence lapsed"))
 
+    def go_on(self) -> None:
+        """This node's evidence of life stands again: what was taken up meanwhile has held everything back."""
+        for run in list(self.runs.values()):
+            run.go_on()
+
     async def close(self) -> None:
         """Stop every run where it stands and every background task."""
         self.closed = True

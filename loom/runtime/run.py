@@ -194,6 +194,12 @@ class Run:
         """Let something enter before whatever waits, once the run goes on."""
         self._ready.insert(0, fact)
 
+    def go_on(self) -> None:
+        """It may act again: start, send and see what was held back."""
+        self.steps.proceed()
+        self.journal.flush()
+        self.look()
+
     def look(self) -> None:
         """See whether a wait can be answered now."""
         if self.active and not self._pumping:

@@ -157,6 +157,7 @@ class Runtime(Client):
         self._engine.orphan_all()
 
     def _regained(self) -> None:
+        self._engine.go_on()
         if self._recovery is not None:
             self._recovery.everything()
 

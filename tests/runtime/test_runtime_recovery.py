@@ -418,3 +418,25 @@ async def test_a_beat_that_comes_back_late_lets_go_of_what_was_held_back(fleet):
         await node.send(handle.execution_id, "go", 1)
         hold.set()
         assert await handle.result(10) is True
+
+
+async def test_a_run_that_came_while_the_node_was_doubted_goes_on_once_it_is_not(fleet):
+    @flow("works")
+    async def works(ctx):
+        return await ctx.run(add, 1, 2)
+
+    async with fleet.runtime("node", [works]) as node:
+        alive = node._engine.alive
+        take_up = node._engine.driving.begin
+
+        def doubted(*args):  # between the append of the start and the run
+            node._engine.alive = lambda: False
+            return take_up(*args)
+
+        node._engine.driving.begin = doubted
+        handle = await node.start(works)
+        run = node._engine.runs[handle.execution_id]
+        assert run.steps.busy == 1
+        node._engine.alive = alive
+        node._regained()
+        assert await handle.result(5) == 3
