@@ -102,7 +102,7 @@ class RefusalScan:
         engine = self._engine
         current = await engine.driving.head_of(execution_id)
         if await self._rests_here(current):
-            return True
+            return not self._held_up(current)
         info = await engine.events.info(current)
         if info is None or info.status in TERMINAL_KINDS:
             return True
@@ -113,7 +113,9 @@ class RefusalScan:
             await engine.driving.notify(current)
         else:
             await self._recovery.carry_on(info)
-        return await self._rests_here(current) or await self._rests(current)
+        if await self._rests_here(current):
+            return not self._held_up(current)
+        return await self._rests(current)
 
     async def _rests(self, execution_id: str) -> bool:
         """Whether it has ended, or waits and nothing it waits for is there."""
@@ -124,6 +126,11 @@ class RefusalScan:
         if loaded.state.status != "suspended":
             return False  # its driver lives, or nobody knows yet
         return await driving.answerable(loaded.state) is None
+
+    def _held_up(self, execution_id: str) -> bool:
+        """Whether a run of this node waits for what is held and it cannot open: another may (system.md 4.3)."""
+        run = self._engine.runs.get(execution_id)
+        return run is not None and run.active and run.waiting.held_up
 
     async def _rests_here(self, execution_id: str) -> bool:
         """Whether this node drives it, and what it has to do is durable."""

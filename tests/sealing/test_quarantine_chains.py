@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from mixed import Trouble
 from test_quarantine import CHAIN, OPERATOR, Chain, hold, kinds, listens, refused, release
 
-from loom import InboxQuarantineRefusedError, InvalidInputError, flow, receive
+from loom import InboxQuarantineRefusedError, InvalidInputError, QuarantineHeldError, flow, receive
 from loom.ids import inbox_stream, quarantine_stream
 from loom.kernel.quarantine import QUARANTINE_FOLD_CAP
 from loom.kernel.state import ExecutionState, to_json
 from loom.kernel.transient import make_transient
+from loom.runtime.holds import held_back
 from loom.schemas.envelope import EVENT_SCHEMA, Kind, NewEvent
 from loom.stores.contracts import StreamAppend
+from loom.stores.keys.memory import MemoryKeyStore
+from loom.stores.sealing.encrypting import EncryptingEventStore
 from loom.testing.runtime import crash, until
 
 
@@ -29,6 +33,28 @@ async def chain():
     chain = Chain()
     await chain.started()
     return chain
+
+
+class FaultyStore:
+    """A store whose appends a test can hold up; everything else passes through."""
+
+    def __init__(self, inner):
+        self._inner, self.before = inner, None
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    async def append(self, append, **options):
+        return (await self.append_many([append], **options))[0]
+
+    async def append_many(self, appends, **options):
+        if self.before is not None:
+            await self.before(appends)
+        return await self._inner.append_many(appends, **options)
+
+
+def has(appends, kind):
+    return any(event.type == kind for append in appends for event in append.events)
 
 
 async def rest(node, execution_id=CHAIN):
@@ -266,3 +292,70 @@ async def test_a_transient_state_restores_nothing(chain):
     async with chain.node("raw", owns=True) as node:
         with pytest.raises(InvalidInputError):
             await node.restore_from_state(CHAIN, make_transient(ExecutionState(answers=None)))
+
+
+async def test_a_delivery_on_its_way_when_a_hold_lands_is_not_put_behind_it():
+    """A driver that hears of nothing loses to the hold: its run is dropped, and judged anew from its log."""
+    chain = Chain()
+    await chain.started()
+    await chain.send("t", "m1", "m1")
+    faulty = FaultyStore(chain.mixed.fleet.store(()))
+    store = EncryptingEventStore.over(faulty, MemoryKeyStore(chain.mixed.keys))
+    driver = chain.mixed.fleet.runtime("capable", [listens], events=store)
+    async with chain.node("raw") as raw, driver:
+        held = []
+
+        async def hold_first(appends):
+            if has(appends, Kind.MESSAGE_CONSUMED) and not held:
+                held.append(await hold(raw))
+
+        faulty.before = hold_first
+        assert await driver.notify_inbox(CHAIN)
+        await until(
+            lambda: kinds(chain)[-1] == Kind.EXECUTION_SUSPENDED and len(kinds(chain)) > 3, "the park"
+        )
+        await until(lambda: not chain.copies(), "the copy to be freed")
+    assert held[0].changed
+    course = [k for k in kinds(chain) if k.startswith(("INBOX", "MESSAGE"))]
+    assert course == [Kind.INBOX_QUARANTINED, Kind.INBOX_RELEASED, Kind.MESSAGE_CONSUMED]
+
+
+async def test_whoever_gains_the_shard_looks_at_what_is_held_without_being_told(chain):
+    await chain.send("t", "m1", "m1")
+    async with chain.node("raw") as node:
+        await hold(node)
+        await node._engine.wakes.clear(CHAIN)
+    async with chain.node("capable", owns=True) as capable:
+        await until(lambda: Kind.MESSAGE_CONSUMED in kinds(chain), "the delivery", 3)
+        await rest(capable)
+
+
+@pytest.mark.parametrize("max_resident", [0, 10])
+async def test_an_incapable_node_never_retires_the_row_of_what_is_held(chain, max_resident):
+    await chain.send("t", "m1", "m1")
+    trouble = Trouble()
+    async with chain.node("raw", owns=True, trouble=trouble, max_resident=max_resident) as node:
+        await hold(node)
+        await chain.send("u", 1, "u1", sealed=False)
+        await until(lambda: Kind.MESSAGE_CONSUMED in kinds(chain), "the delivery of the other topic")
+        await until(lambda: any(type(e) is QuarantineHeldError for e, _ in trouble.errors), "the signal")
+        await until(lambda: (CHAIN in node._engine.parked_runs) is bool(max_resident), "rest")
+        await until(node._engine.idle, "rest")
+        claims, done = [], []
+        claim, complete = node._engine.wakes.claim, node._engine.wakes.complete
+
+        async def counted(row, *given):
+            claims.append(row)
+            return await claim(row, *given)
+
+        async def noted(*given):
+            done.append(given)
+            return await complete(*given)
+
+        node._engine.wakes.claim, node._engine.wakes.complete = counted, noted
+        node._engine.backoff.cleared(held_back(CHAIN))
+        await until(lambda: len(claims) > 1, "a look through the rows, and its end")
+        await until(node._engine.idle, "rest")
+        assert done == []
+        assert len(await node._engine.wakes.rows_of(CHAIN)) == 1
+        assert not node._engine.backoff.blocked(CHAIN), "its other topics are not slowed"
