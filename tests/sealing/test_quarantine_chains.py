@@ -359,3 +359,36 @@ async def test_an_incapable_node_never_retires_the_row_of_what_is_held(chain, ma
         assert done == []
         assert len(await node._engine.wakes.rows_of(CHAIN)) == 1
         assert not node._engine.backoff.blocked(CHAIN), "its other topics are not slowed"
+
+
+async def test_a_fork_whose_hold_means_another_copy_is_refused(chain):
+    await chain.send("t", "m1", "m1")
+    async with chain.node("raw") as node:
+        await hold(node)
+        fact = chain.log()[-1]
+        wrong = NewEvent("x", fact.type, {**fact.data, "topic": "u", "inboxSeq": 7}, fact.metadata)
+        seen = await node._engine.events.observe(CHAIN)
+        await node._engine.events.append(StreamAppend(CHAIN, (wrong,), observation=seen))
+        before = chain.mixed.resting()
+        with pytest.raises(InboxQuarantineRefusedError) as caught:
+            await node.fork(CHAIN, new_id="child")
+        assert caught.value.topic == "u"
+        assert chain.mixed.resting() == before
+
+
+async def test_a_wake_that_comes_while_a_refusal_is_told_is_not_lost(chain):
+    await chain.send("t", "m1", "m1")
+    async with chain.node("raw") as node:
+        await hold(node)
+        told = []
+
+        def on_error(error, about):
+            told.append(type(error))
+            node._engine.driving.wake(about)
+
+        node._signals._on_error = on_error
+        node._engine.driving.wake(CHAIN)
+        await until(lambda: told == [QuarantineHeldError], "the refusal")
+        await until(node._engine.idle, "rest")
+        (_, delay_ms) = node._engine.backoff._held[held_back(CHAIN)]
+        assert delay_ms == 2_000, "it looked twice"
