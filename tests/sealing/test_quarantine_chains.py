@@ -392,3 +392,14 @@ async def test_a_wake_that_comes_while_a_refusal_is_told_is_not_lost(chain):
         await until(node._engine.idle, "rest")
         (_, delay_ms) = node._engine.backoff._held[held_back(CHAIN)]
         assert delay_ms == 2_000, "it looked twice"
+
+
+async def test_a_hold_ends_the_back_off_of_the_refusals_before_it(chain):
+    trouble = Trouble()
+    async with chain.node("raw", owns=True, trouble=trouble) as node, chain.node("raw") as other:
+        await chain.send("t", "m1", "m1")
+        await until(lambda: node._engine.backoff.blocked(CHAIN), "the back-off")
+        for _ in range(6):
+            node._engine.backoff.failed(CHAIN)  # a minute, as after many refusals
+        await hold(other)
+        await until(lambda: not node._engine.backoff.blocked(CHAIN), "its end")
