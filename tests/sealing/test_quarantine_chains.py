@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from mixed import Trouble
 from test_quarantine import CHAIN, OPERATOR, Chain, hold, kinds, listens, refused, release
@@ -403,3 +405,38 @@ async def test_a_hold_ends_the_back_off_of_the_refusals_before_it(chain):
             node._engine.backoff.failed(CHAIN)  # a minute, as after many refusals
         await hold(other)
         await until(lambda: not node._engine.backoff.blocked(CHAIN), "its end")
+
+
+async def test_a_copy_is_freed_by_what_is_durable_not_by_what_is_on_its_way(chain):
+    """The second delivery is given out while the first travels; a crash then would lose it with its copy."""
+    for n in (1, 2):
+        await chain.send("t", f"m{n}", f"m{n}")
+    async with chain.node("raw") as raw:
+        await hold(raw)
+        await hold(raw)
+    faulty = FaultyStore(chain.mixed.fleet.store(()))
+    store = EncryptingEventStore.over(faulty, MemoryKeyStore(chain.mixed.keys))
+    travelled, may_travel = [], asyncio.Event()
+
+    async def hold_up(appends):
+        if not has(appends, Kind.MESSAGE_CONSUMED):
+            return
+        travelled.append(None)
+        if len(travelled) == 1:
+            run = driver._engine.runs[CHAIN]
+            await until(lambda: len(run.state.dedupe) == 2, "the second delivery to be given out")
+        else:
+            await may_travel.wait()
+
+    faulty.before = hold_up
+    driver = chain.mixed.fleet.runtime("capable", [listens], events=store)
+    async with driver:
+        assert await driver.notify_inbox(CHAIN)
+        await until(lambda: len(travelled) == 2, "the first delivery to be durable")
+        run = driver._engine.runs[CHAIN]
+        assert run.journal.behind
+        await until(lambda: not driver._engine._tasks, "what follows from it")
+        assert "m2" in [copy.data["messageId"] for copy in chain.copies()]
+        may_travel.set()
+        await until(lambda: not chain.copies(), "the copies to be freed")
+    assert kinds(chain).count(Kind.MESSAGE_CONSUMED) == 2
