@@ -163,3 +163,8 @@ def test_imports_run_one_way():
         [linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-1_000:]
+
+
+def test_no_two_test_modules_share_a_name():
+    names = [f.name for f in tracked(".py") if f.is_relative_to(ROOT / "tests") and f.name != "conftest.py"]
+    assert sorted(names) == sorted(set(names))

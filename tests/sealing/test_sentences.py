@@ -32,7 +32,7 @@ ERASURE = "tests/sealing/test_erasure.py"
 SNAPSHOTS = "tests/sealing/test_sealed_snapshots.py"
 KEYS = "tests/sealing/test_key_stores.py"
 KEY_SUITE = "loom/testing/conformance/key_store.py"
-FLEET = "tests/fleet/test_mixed_fleet.py"
+FLEET = "tests/fleet/test_fleet_mixed.py"
 PLANTED = "tests/fleet/test_planted.py"
 CLI = "tests/cli/test_cli_refusals.py"
 
