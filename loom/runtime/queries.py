@@ -95,4 +95,5 @@ class Queries:
         info = await self._engine.events.info(execution_id)
         if info is None:
             raise ExecutionNotFoundError(execution_id)
+        await self._engine.driving.assert_readable(info)
         return status_of(info.status)

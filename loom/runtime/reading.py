@@ -16,7 +16,7 @@ from loom.stores.rows import SIDE_KINDS
 
 if TYPE_CHECKING:
     from loom.runtime.engine import Engine
-    from loom.stores.contracts import Observation
+    from loom.stores.contracts import Observation, StreamInfo
 
 PAGE: Final = 1_000
 
@@ -54,6 +54,15 @@ class Reading:
     async def read_all(self, stream_id: str, head: int) -> list[Envelope]:
         """Every event of a log up to ``head``, page by page."""
         return await self._read_on(stream_id, [], head)
+
+    async def assert_readable(self, info: StreamInfo | None) -> None:
+        """Refuse a log that this node cannot open; one that bears the marker is read whole, any other not at all.
+
+        Raises:
+            SealedStreamUnreadableError, PayloadShreddedError: as the store's guarded read.
+        """
+        if info is not None and info.sealed:
+            await self.read_all(info.stream_id, info.head)
 
     async def _read_on(self, stream_id: str, page: list[Envelope], head: int) -> list[Envelope]:
         history = [e for e in page if e.sequence <= head]

@@ -266,6 +266,7 @@ class StreamInfoRecord:
     anchor: str | None = None
     status: str | None = None
     node: str | None = None
+    sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,7 @@ class StreamInfo:
     ``first`` is the lowest sequence still there above 0 (1 where nothing was trimmed). ``status`` is the last event's
     type for logs. ``node`` is ``metadata.node`` of the last event that carried a fence (the driver's incarnation).
     ``owner`` is who took the current fence (None: the append of sequence 0, or not told by another node's reply).
+    ``sealed``: whether any event bears the marker, so that reading it is for who can open it.
     """
 
     stream_id: str
@@ -126,6 +127,7 @@ class StreamInfo:
     status: str | None
     node: str | None
     owner: str | None = None
+    sealed: bool = False
 
 
 class CommitListener(Protocol):

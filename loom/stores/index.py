@@ -46,6 +46,8 @@ class EventFacts(Protocol):
     def node(self) -> str | None: ...  # noqa: D102
     @property
     def consumed(self) -> tuple[tuple[str, int], ...]: ...  # noqa: D102
+    @property
+    def sealed(self) -> bool: ...  # noqa: D102
 
 
 class StreamIndex:
@@ -200,7 +202,16 @@ class StreamIndex:
         # The judge has seen that there is no such log; an inbox may have a row before it has a message.
         fresh = e.sequence == 0 and not e.stream_id.startswith(RESERVED_PREFIX)
         entry = self._table.entry(e.stream_id, fresh=fresh)
-        entry.row.put(e.sequence, e.id, e.type, e.timestamp, fence=effect.fence, node=e.metadata.get("node"))
+        metadata = e.metadata
+        entry.row.put(
+            e.sequence,
+            e.id,
+            e.type,
+            e.timestamp,
+            fence=effect.fence,
+            node=metadata.get("node"),
+            sealed="seal" in metadata,
+        )
         value = effect.encoded if effect.encoded is not None else self._encode(e)
         self._table.take(e.stream_id, entry, e.sequence, e.id, value)
         for inbox, position in effect.consumed:
@@ -242,7 +253,15 @@ class StreamIndex:
             entry = table.entry(stream_id)
             row = entry.row
             if sequence == row.head + 1 and not row.deleted:
-                row.put(sequence, facts.id, facts.type, facts.timestamp, fence=facts.fence, node=facts.node)
+                row.put(
+                    sequence,
+                    facts.id,
+                    facts.type,
+                    facts.timestamp,
+                    fence=facts.fence,
+                    node=facts.node,
+                    sealed=facts.sealed,
+                )
                 table.take(stream_id, entry, sequence, facts.id, value)
             else:
                 self._load_out_of_turn(stream_id, entry, facts, value)
@@ -254,11 +273,20 @@ class StreamIndex:
     def _load_out_of_turn(self, stream_id: str, entry: Entry, facts: EventFacts, value: bytes) -> None:
         """Keep an event that its mark came before, or that others are missing before, unless it is known or gone."""
         row, sequence = entry.row, facts.sequence
+        row.sealed = row.sealed or facts.sealed  # a mark does not tell
         known = entry.has_zero if sequence == 0 else sequence < max(entry.end, row.first)
         if known or row.deleted:
             return
         if sequence > row.head:
-            row.put(sequence, facts.id, facts.type, facts.timestamp, fence=facts.fence, node=facts.node)
+            row.put(
+                sequence,
+                facts.id,
+                facts.type,
+                facts.timestamp,
+                fence=facts.fence,
+                node=facts.node,
+                sealed=facts.sealed,
+            )
         self._table.take(stream_id, entry, sequence, facts.id, value)
 
     def load_drop(self, stream_id: str, sequence: int) -> None:

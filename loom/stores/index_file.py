@@ -260,6 +260,7 @@ def dump_row(row: StreamRow) -> str:
             row.timestamp,
             row.deleted,
             row.recent,
+            row.sealed,
         )
     ).decode()
 

@@ -50,7 +50,8 @@ class StreamRow:
     ``status`` the type of the last event of a log that moved its flow (a terminal one stays), ``node`` the
     ``metadata.node`` of the last event that carried a fence, ``consumed`` the highest position of an inbox that was
     disposed of (-1: none), ``timestamp`` that of the last event. ``recent`` maps the ids of an inbox stream's last
-    ``RECENT_IDS`` events to their sequences, oldest first; other streams have None.
+    ``RECENT_IDS`` events to their sequences, oldest first; other streams have None. ``sealed`` says whether any event
+    bears the marker; a mark does not tell, the events above and below it do.
 
     Once a row stands in an index or in ``Staged`` only its owner changes it; others copy.
     """
@@ -67,6 +68,7 @@ class StreamRow:
     timestamp: int = 0
     deleted: bool = False
     recent: dict[str, int] | None = None
+    sealed: bool = False
 
     def copy(self) -> StreamRow:
         """Return an independent row of the same content."""
@@ -84,6 +86,7 @@ class StreamRow:
             self.timestamp,
             self.deleted,
             None if recent is None else recent.copy(),
+            self.sealed,
         )
 
     def put(
@@ -95,9 +98,12 @@ class StreamRow:
         *,
         fence: int | None,
         node: str | None,
+        sealed: bool = False,
     ) -> None:
         """Take the next event of the stream; ``fence`` is the token that its append carried."""
         self.head = sequence
+        if sealed:
+            self.sealed = True
         self.timestamp = timestamp
         if sequence == 0:
             self.anchor = event_id
@@ -148,6 +154,7 @@ class StreamRow:
             self.status,
             self.node,
             self.fence_owner,
+            self.sealed,
         )
 
 
@@ -177,6 +184,7 @@ def merge_rows(row: StreamRow, mark: StreamRow) -> StreamRow:
     merged.fence, merged.fence_owner = latest.fence, latest.fence_owner
     merged.first = max(row.first, mark.first)
     merged.consumed = max(row.consumed, mark.consumed)
+    merged.sealed = row.sealed or mark.sealed
     return merged
 
 

@@ -219,7 +219,16 @@ def _put(draft: Draft, append: StreamAppend, now_ms: int) -> Appended:
                 fence,
             )
         )
-        row.put(sequence, e.id, e.type, timestamp, fence=fence, node=e.metadata.get("node"))
+        metadata = e.metadata
+        row.put(
+            sequence,
+            e.id,
+            e.type,
+            timestamp,
+            fence=fence,
+            node=metadata.get("node"),
+            sealed="seal" in metadata,
+        )
         sequence += 1
     if append.consumed:
         last = effects[-1]
@@ -297,7 +306,9 @@ def _copy_prefix(draft: Draft, op: CopyPrefix, _now_ms: int) -> Verdict:
     own = draft.own(op.target)
     for position, e in enumerate(stored):
         copy = Envelope(e.id, op.target, e.sequence, e.type, e.timestamp, e.data, e.metadata)
-        own.put(e.sequence, e.id, e.type, e.timestamp, fence=None, node=None)
+        own.put(
+            e.sequence, e.id, e.type, e.timestamp, fence=None, node=None, sealed="seal" in e.metadata
+        )
         draft.effects.append(PutEvent(copy, position, len(stored)))
     if source.first > 1:  # what was trimmed from the source is missing in the copy, and a mark says so
         own.first, own.head = min(source.first, op.through + 1), op.through

@@ -42,6 +42,7 @@ class Facts(NamedTuple):
     fence: int | None
     node: str | None
     consumed: tuple[tuple[str, int], ...]
+    sealed: bool = False
 
 
 def open_index(folder, budget=1_000_000):

@@ -39,6 +39,8 @@ FIRST: Final = "transaction"
 """Header of a transaction's first record at a place: ``id;lane;place,place``, a place being ``topic/partition``."""
 LAST: Final = "whole"
 """Header of its last record there: its id."""
+SEALED: Final[tuple[str, str | bytes]] = ("sealed", "1")
+"""Header of an event that bears the marker."""
 OUTSIDE: Final = "*"
 """Stands among the places for those outside loom, where nothing may be written but what a flow published."""
 
@@ -162,6 +164,8 @@ class Records:
             if isinstance(node, str):
                 headers.append(("node", node))
                 size += len(node)
+        if "seal" in envelope.metadata:
+            headers.append(SEALED)
         if put.consumed:
             consumed = ",".join(f"{stream}/{at}" for stream, at in put.consumed)
             headers.append(("consumed", consumed))
@@ -247,6 +251,7 @@ class EventHead(NamedTuple):
     fence: int | None
     node: str | None
     consumed: tuple[tuple[str, int], ...]
+    sealed: bool = False
 
 
 _ORDER: Final = ("type", "sequence", "id", "batch", "timestamp")
@@ -270,7 +275,7 @@ def event_head(headers: Any) -> EventHead:
         kind, sequence, event_id, batch, timestamp = (named[name] for name in _ORDER)
         found = [*_ORDER, *(pair for pair in named.items() if pair[0] not in _ORDER)]
     slash = batch.index(b"/")
-    fence, node = None, None
+    fence, node, sealed = None, None, False
     consumed: tuple[tuple[str, int], ...] = ()
     for name, value in found[5:]:
         if name == "fence":
@@ -279,6 +284,8 @@ def event_head(headers: Any) -> EventHead:
             node = value.decode()
         elif name == "consumed":
             consumed = _positions(value.decode())
+        elif name == "sealed":
+            sealed = True
     facts = (
         kind.decode(),
         int(sequence),
@@ -289,6 +296,7 @@ def event_head(headers: Any) -> EventHead:
         fence,
         node,
         consumed,
+        sealed,
     )
     return _new_head(EventHead, facts)
 

@@ -280,7 +280,9 @@ class Takeover:
         except DecodeError as error:
             _log.warning("%s[%d] at %d: %s", topic, self._partition, offset, error)
             return None
-        return EventHead(e.type, e.sequence, e.id, 0, 1, e.timestamp, None, None, ())
+        return EventHead(
+            e.type, e.sequence, e.id, 0, 1, e.timestamp, None, None, (), sealed="seal" in e.metadata
+        )
 
     def _snapshot(self, topic: str, message: Any) -> None:
         key = message.key().decode()

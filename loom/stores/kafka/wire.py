@@ -169,7 +169,14 @@ def append_result(reply: r.AppendReply) -> Any:
 def stream_info(info: StreamInfo) -> r.StreamInfoRecord:
     """Return the record of what is known of a stream."""
     return r.StreamInfoRecord(
-        info.stream_id, info.head, info.first, info.fence, info.anchor, info.status, info.node
+        info.stream_id,
+        info.head,
+        info.first,
+        info.fence,
+        info.anchor,
+        info.status,
+        info.node,
+        info.sealed,
     )
 
 
@@ -181,7 +188,14 @@ def observed(stream_id: str, seen: Observation) -> r.StreamInfoRecord:
 def info_of(record: r.StreamInfoRecord) -> StreamInfo:
     """Return what a reply tells of a stream."""
     return StreamInfo(
-        record.stream_id, record.head, record.first, record.fence, record.anchor, record.status, record.node
+        record.stream_id,
+        record.head,
+        record.first,
+        record.fence,
+        record.anchor,
+        record.status,
+        record.node,
+        sealed=record.sealed,
     )
 
 
