@@ -25,14 +25,23 @@ async def drive(client, number):
     return handle.execution_id, await handle.result(timeout=600)
 
 
+async def later(delay_s, call, *args):
+    await asyncio.sleep(delay_s)
+    return await call(*args)
+
+
+async def up(fleet, name, finished):
+    async with asyncio.timeout(120):
+        while not (fleet.is_up(name) or finished.is_set()):
+            await asyncio.sleep(0.05)
+
+
 async def assassin(fleet, names, kills, finished, rng):
     """Kill one worker after the other, each a random while after it went to work, and start it again at once."""
     done = 0
     while done < kills and not finished.is_set():
         name = rng.choice(names)
-        async with asyncio.timeout(60):
-            while not (fleet.is_up(name) or finished.is_set()):
-                await asyncio.sleep(0.05)
+        await up(fleet, name, finished)
         try:
             async with asyncio.timeout(rng.uniform(0.5, 3.0)):
                 await finished.wait()
@@ -43,15 +52,21 @@ async def assassin(fleet, names, kills, finished, rng):
     return done
 
 
-async def kill_under_load(fleet, *, executions, kills, seed):
+async def kill_under_load(fleet, *, executions, kills, seed, spread_s):
+    """The executions begin over ``spread_s`` seconds, so that each kill finds some at work."""
     rng = random.Random(seed)
     names = ["north", "south"]
     for name in names:
         fleet.start_worker(name)
     finished = asyncio.Event()
+    for name in names:
+        await up(fleet, name, finished)
     async with fleet.client() as client:
         killer = asyncio.create_task(assassin(fleet, names, kills, finished, rng))
-        waves = [asyncio.create_task(drive(client, number)) for number in range(executions)]
+        waves = [
+            asyncio.create_task(later(number * spread_s / executions, drive, client, number))
+            for number in range(executions)
+        ]
         try:
             results = dict(await asyncio.gather(*waves))
         finally:
@@ -86,7 +101,7 @@ def judge(results, histories, effects):
 
 @pytest.mark.timeout(400)
 async def test_workers_are_killed_under_load(fleet):
-    results, histories, killed = await kill_under_load(fleet, executions=30, kills=4, seed=1)
+    results, histories, killed = await kill_under_load(fleet, executions=30, kills=4, seed=1, spread_s=10)
     judge(results, histories, fleet.effects())
     assert killed >= 1
 
@@ -95,6 +110,8 @@ async def test_workers_are_killed_under_load(fleet):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [1])
 async def test_fifty_kills_under_two_hundred_executions(fleet, seed):
-    results, histories, killed = await kill_under_load(fleet, executions=200, kills=50, seed=seed)
+    results, histories, killed = await kill_under_load(
+        fleet, executions=200, kills=50, seed=seed, spread_s=200
+    )
     judge(results, histories, fleet.effects())
     print(f"{killed} kills, {len(results)} executions")  # noqa: T201
