@@ -386,7 +386,8 @@ class LeaseKeeper:
         for execution_id in ours if written is not None else ():
             held = self._held.get(execution_id)
             if held is not None and execution_id in (written or ()):
-                held.monotonic, held.wall = sent
+                if not self._stops or self._stands(held):  # as in a renewal
+                    held.monotonic, held.wall = sent
             elif held is not None:
                 self._lose(execution_id, "taken over")
         return written is not None
