@@ -114,4 +114,5 @@ async def test_fifty_kills_under_two_hundred_executions(fleet, seed):
         fleet, executions=200, kills=50, seed=seed, spread_s=200
     )
     judge(results, histories, fleet.effects())
+    assert killed == 50
     print(f"{killed} kills, {len(results)} executions")  # noqa: T201
