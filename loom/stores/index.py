@@ -202,16 +202,7 @@ class StreamIndex:
         # The judge has seen that there is no such log; an inbox may have a row before it has a message.
         fresh = e.sequence == 0 and not e.stream_id.startswith(RESERVED_PREFIX)
         entry = self._table.entry(e.stream_id, fresh=fresh)
-        metadata = e.metadata
-        entry.row.put(
-            e.sequence,
-            e.id,
-            e.type,
-            e.timestamp,
-            fence=effect.fence,
-            node=metadata.get("node"),
-            sealed="seal" in metadata,
-        )
+        entry.row.take(e, effect.fence)
         value = effect.encoded if effect.encoded is not None else self._encode(e)
         self._table.take(e.stream_id, entry, e.sequence, e.id, value)
         for inbox, position in effect.consumed:
@@ -253,21 +244,13 @@ class StreamIndex:
             entry = table.entry(stream_id)
             row = entry.row
             if sequence == row.head + 1 and not row.deleted:
-                row.put(
-                    sequence,
-                    facts.id,
-                    facts.type,
-                    facts.timestamp,
-                    fence=facts.fence,
-                    node=facts.node,
-                    sealed=facts.sealed,
-                )
+                _grow(row, facts)
                 table.take(stream_id, entry, sequence, facts.id, value)
             else:
                 self._load_out_of_turn(stream_id, entry, facts, value)
             for inbox, position in facts.consumed:
                 self._consume(inbox, position)
-        if table.bytes > table.hard_limit:  # the keeper of the file, if it has one, is behind
+        if table.overfull:  # the keeper of the file, if it has one, is behind
             table.maintain()
 
     def _load_out_of_turn(self, stream_id: str, entry: Entry, facts: EventFacts, value: bytes) -> None:
@@ -278,15 +261,7 @@ class StreamIndex:
         if known or row.deleted:
             return
         if sequence > row.head:
-            row.put(
-                sequence,
-                facts.id,
-                facts.type,
-                facts.timestamp,
-                fence=facts.fence,
-                node=facts.node,
-                sealed=facts.sealed,
-            )
+            _grow(row, facts)
         self._table.take(stream_id, entry, sequence, facts.id, value)
 
     def load_drop(self, stream_id: str, sequence: int) -> None:
@@ -386,3 +361,16 @@ class StreamIndex:
 def encode_snapshot(snapshot: Snapshot) -> bytes:
     """Return a snapshot as JSON: what is kept where the store gives no encoded form of its own."""
     return dump({"state": snapshot.state, "metadata": snapshot.metadata}, "snapshot")
+
+
+def _grow(row: StreamRow, facts: EventFacts) -> None:
+    """The row takes what an event's record says of it."""
+    row.put(
+        facts.sequence,
+        facts.id,
+        facts.type,
+        facts.timestamp,
+        fence=facts.fence,
+        node=facts.node,
+        sealed=facts.sealed,
+    )

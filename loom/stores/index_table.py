@@ -42,8 +42,6 @@ class StreamTable:
         self.open_logs: dict[str, None] = {}
         """Open logs in memory. With ``lock``."""
         self._budget = budget_bytes
-        self.hard_limit = budget_bytes * _HARD_LIMIT
-        """Bytes at which nothing more may come before ``maintain``."""
         self._maintaining = Lock()
         self._dirty: dict[str, None] = {}
         self._finished: dict[str, None] = {}
@@ -117,7 +115,7 @@ class StreamTable:
     @property
     def overfull(self) -> bool:
         """Whether memory is so far over its budget that nothing more may come before ``maintain``."""
-        return self.bytes > self.hard_limit
+        return self.bytes > self._budget * _HARD_LIMIT
 
     def maintain(self) -> None:
         """Let finished streams leave memory; then, over budget, those that changed longest ago. Not with ``lock``."""

@@ -118,6 +118,19 @@ class StreamRow:
         elif self.kind == "executions" and self.status not in TERMINAL_KINDS and event_type not in _STILL_KINDS:
             self.status = event_type
 
+    def take(self, envelope: Envelope, fence: int | None) -> None:
+        """As ``put``, of an event that is at hand."""
+        metadata = envelope.metadata
+        self.put(
+            envelope.sequence,
+            envelope.id,
+            envelope.type,
+            envelope.timestamp,
+            fence=fence,
+            node=metadata.get("node"),
+            sealed="seal" in metadata,
+        )
+
     def consume(self, sequence: int) -> None:
         """Inbox: everything at or below ``sequence`` waits no longer."""
         if not self.deleted:

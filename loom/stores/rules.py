@@ -211,24 +211,9 @@ def _put(draft: Draft, append: StreamAppend, now_ms: int) -> Appended:
     first = sequence = row.head + 1
     timestamp = max(now_ms, row.timestamp)
     for e in append.events:
-        effects.append(
-            PutEvent(
-                Envelope(e.id, stream_id, sequence, e.type, timestamp, e.data, e.metadata),
-                sequence - first,
-                size,
-                fence,
-            )
-        )
-        metadata = e.metadata
-        row.put(
-            sequence,
-            e.id,
-            e.type,
-            timestamp,
-            fence=fence,
-            node=metadata.get("node"),
-            sealed="seal" in metadata,
-        )
+        envelope = Envelope(e.id, stream_id, sequence, e.type, timestamp, e.data, e.metadata)
+        effects.append(PutEvent(envelope, sequence - first, size, fence))
+        row.take(envelope, fence)
         sequence += 1
     if append.consumed:
         last = effects[-1]
@@ -306,9 +291,7 @@ def _copy_prefix(draft: Draft, op: CopyPrefix, _now_ms: int) -> Verdict:
     own = draft.own(op.target)
     for position, e in enumerate(stored):
         copy = Envelope(e.id, op.target, e.sequence, e.type, e.timestamp, e.data, e.metadata)
-        own.put(
-            e.sequence, e.id, e.type, e.timestamp, fence=None, node=None, sealed="seal" in e.metadata
-        )
+        own.take(copy, None)
         draft.effects.append(PutEvent(copy, position, len(stored)))
     if source.first > 1:  # what was trimmed from the source is missing in the copy, and a mark says so
         own.first, own.head = min(source.first, op.through + 1), op.through

@@ -95,15 +95,7 @@ class MemoryIndex:
     def _put(self, effect: PutEvent) -> None:
         e = effect.envelope
         row = self._row(e.stream_id)
-        row.put(
-            e.sequence,
-            e.id,
-            e.type,
-            e.timestamp,
-            fence=effect.fence,
-            node=e.metadata.get("node"),
-            sealed="seal" in e.metadata,
-        )
+        row.take(e, effect.fence)
         raw = effect.encoded if effect.encoded is not None else encode_envelope(e)
         self._events.setdefault(e.stream_id, {})[e.sequence] = e.id, raw
         for inbox, position in effect.consumed:
