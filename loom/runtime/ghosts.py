@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from loom.errors import LoomError
 from loom.kernel.evidence import CONTINUE
+from loom.runtime.background import Background
 from loom.schemas.envelope import TERMINAL_KINDS
 
 if TYPE_CHECKING:
@@ -22,23 +23,14 @@ PAGE: Final = 100
 ABOUT: Final = "ghost leases"
 
 
-class GhostCollector:
+class GhostCollector(Background):
     """Deletes expired rows of what does not exist, or has ended. Never the evidence of a running execution."""
+
+    TASK = "loom-ghosts"
 
     def __init__(self, engine: Engine, leases: LeaseStore, calls: LeaseCalls, ttl_ms: int) -> None:
         self._engine, self._leases, self._calls, self._ttl_ms = engine, leases, calls, ttl_ms
         self._after = ""
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Look from now on."""
-        self._task = asyncio.create_task(self._keep(), name="loom-ghosts")
-
-    async def stop(self) -> None:
-        """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     async def _keep(self) -> None:
         while True:

@@ -15,6 +15,7 @@ from loom.errors import LoomError, RedriveExhaustedError, StoreError
 from loom.ids import inbox_stream
 from loom.kernel.evidence import Evidence
 from loom.kernel.inbox import load_waits, topics_of
+from loom.runtime.background import Background
 from loom.runtime.drivers import BY_HAND, Driver, driver_of, may_be_undriven, undriven
 from loom.runtime.driving import REFUSALS
 from loom.runtime.facts import CANCEL_TOPIC
@@ -36,8 +37,10 @@ IsAbandoned = Callable[[str], Awaitable[bool]]
 """A host's own evidence that an execution's driver is gone; it must agree, and is enough where there are no leases."""
 
 
-class Recovery:
+class Recovery(Background):
     """Walks owned shards; what could not be judged, or was dropped by this node itself, is looked at again."""
+
+    TASK = "loom-recovery"
 
     def __init__(
         self, engine: Engine, verbs: Verbs, evidence: EvidenceReader | None, is_abandoned: IsAbandoned | None
@@ -49,18 +52,7 @@ class Recovery:
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._unsettled: dict[str, bool] = {}
         self._walking: dict[int, bool] = {}
-        self._task: asyncio.Task[None] | None = None
         self._soon = asyncio.Event()
-
-    def start(self) -> None:
-        """Look again from now on."""
-        self._task = asyncio.create_task(self._keep(), name="loom-recovery")
-
-    async def stop(self) -> None:
-        """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     def gained(self, shard: int) -> None:
         """This process writes the shard now: walk it, parked executions included."""

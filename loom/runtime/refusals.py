@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from loom.errors import LoomError, StoreError
+from loom.runtime.background import Background
 from loom.runtime.driving import REFUSALS
 from loom.runtime.holds import held_back
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
@@ -27,8 +28,10 @@ AT_ONCE: Final = 16
 CLAIM_MS: Final = 5_000
 
 
-class RefusalScan:
+class RefusalScan(Background):
     """Looks through the refusal rows of all shards, a page at a time, round and round."""
+
+    TASK = "loom-refusals"
 
     def __init__(self, engine: Engine, wakes: WakeStore, recovery: Recovery) -> None:
         self._engine, self._wakes, self._recovery = engine, wakes, recovery
@@ -36,17 +39,6 @@ class RefusalScan:
         self._acting: set[str] = set()
         self._offsets: dict[int, int] = {}
         self._next = 0
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Look from now on."""
-        self._task = asyncio.create_task(self._keep(), name="loom-refusals")
-
-    async def stop(self) -> None:
-        """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     async def _keep(self) -> None:
         while True:

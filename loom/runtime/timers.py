@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from loom.errors import LoomError, QuarantineHeldError, StoreError
 from loom.runtime.alarms import POLL_MS
+from loom.runtime.background import Background
 from loom.runtime.holds import held_back, held_topics
 
 if TYPE_CHECKING:
@@ -31,8 +32,10 @@ MAX_HINTS: Final = 4_096
 SHORTEST_PAUSE_MS: Final = 1
 
 
-class TimerService:
+class TimerService(Background):
     """Fires this node's timers."""
+
+    TASK = "loom-timers"
 
     def __init__(self, engine: Engine, wakes: WakeStore, *, on_emptied: Callable[[], None]) -> None:
         self._engine = engine
@@ -44,18 +47,7 @@ class TimerService:
         self._moved = asyncio.Event()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._firing: set[tuple[str, int]] = set()
-        self._task: asyncio.Task[None] | None = None
         engine.driving.hint = self.hint
-
-    def start(self) -> None:
-        """Poll from now on."""
-        self._task = asyncio.create_task(self._poll(), name="loom-timers")
-
-    async def stop(self) -> None:
-        """Poll no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     def hint(self, due: int) -> None:
         """A row falls due then."""
@@ -68,7 +60,7 @@ class TimerService:
         """Look now: the clock was moved, or rows were rebuilt."""
         self._moved.set()
 
-    async def _poll(self) -> None:
+    async def _keep(self) -> None:
         failures = 0
         while True:
             try:
