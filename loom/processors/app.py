@@ -1,4 +1,4 @@
-"""The Faust app of a worker: agents on ``inbox`` and ``commands`` (kafka.md "Processors").
+"""The Faust app of a worker: agents on ``inbox``, ``commands`` and ``quarantine`` (kafka.md "Processors").
 
 It delivers at least once and writes nothing to the log: every transactional write goes through the event store. Its web
 server is off, it declares no topics, and Faust's own exactly-once mode is never used (pitfalls.md, "Groups and Faust").
@@ -7,12 +7,16 @@ server is off, it declares no topics, and Faust's own exactly-once mode is never
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from loom.errors import ConfigError, DeadlineExceededError
 from loom.processors.credentials import broker_credentials
 from loom.processors.delivery import Delivery, DeliveryBridge, Source
+from loom.processors.quarantine import HeldTopics, QuarantineBridge
+from loom.processors.summaries import read_quarantined
 from loom.processors.transport import CommittedApp, check_faust
+from loom.runtime.client import wall_clock
 from loom.schemas.codec import Codec
 from loom.topics.catalogue import Catalogue
 from loom.topics.partitioner import partition_of
@@ -21,7 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from loom.config import Config
-    from loom.schemas.records import Command
+    from loom.runtime.kept_copies import KeptCopies
+    from loom.schemas.records import Command, OperatorSignal
+
+T = TypeVar("T")
 
 ROLE: Final = "delivery"
 SESSION_S: Final = 10.0
@@ -34,11 +41,15 @@ BRIDGE_TIMEOUT_S: Final = 30.0
 BURY_TIMEOUT_S: Final = 30.0
 
 
+class Bridge(DeliveryBridge, QuarantineBridge, Protocol):
+    """What the app asks of the runtime."""
+
+
 class LoopBridge:
     """Carries calls to a bridge that lives on another event loop, and its answers back, within a bound."""
 
     def __init__(
-        self, bridge: DeliveryBridge, loop: asyncio.AbstractEventLoop, timeout_s: float = BRIDGE_TIMEOUT_S
+        self, bridge: Bridge, loop: asyncio.AbstractEventLoop, timeout_s: float = BRIDGE_TIMEOUT_S
     ) -> None:
         """``loop`` is the one the runtime runs on."""
         self._bridge, self._loop, self._timeout_s = bridge, loop, timeout_s
@@ -51,26 +62,36 @@ class LoopBridge:
         """See :meth:`DeliveryBridge.command`. Raises DeadlineExceededError: no answer in time."""
         await self._call("a command", lambda: self._bridge.command(command, source))
 
-    async def _call(self, what: str, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def look_after(self, chain_id: str) -> KeptCopies:
+        """See :meth:`QuarantineBridge.look_after`. Raises DeadlineExceededError: no answer in time."""
+        return await self._call("a look at copies", lambda: self._bridge.look_after(chain_id))
+
+    async def _call(self, what: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if self._loop.is_closed():
             raise DeadlineExceededError(what, 0)
         answer = asyncio.run_coroutine_threadsafe(call(), self._loop)
         try:
             async with asyncio.timeout(self._timeout_s):
-                await asyncio.wrap_future(answer)
+                return await asyncio.wrap_future(answer)
         except TimeoutError:
             raise DeadlineExceededError(what, round(self._timeout_s * 1000)) from None
 
 
 class WorkerApp(CommittedApp):
-    """The app, with its delivery."""
+    """The app, with what its agents do."""
 
     delivery: Delivery
+    quarantine: HeldTopics
+
+    async def settle(self) -> None:
+        """Stop what the agents have at work; unsettled records are delivered again, here or elsewhere. Idempotent."""
+        await self.delivery.close()
+        await self.quarantine.close()
 
 
 def build_app(
     config: Config,
-    runtime_bridge: DeliveryBridge,
+    runtime_bridge: Bridge,
     *,
     codec: Codec | None = None,
     report: Callable[[Source, Exception], None] | None = None,
@@ -104,10 +125,29 @@ def build_app(
     )
     codec = codec or Codec()
     app.delivery = Delivery(runtime_bridge, codec, _Burial(app, catalogue), report=report)
+    app.quarantine = HeldTopics(
+        runtime_bridge,
+        _Signals(app, catalogue, codec),
+        partial(_chains_of, config),
+        node=config.node_id,
+        now=wall_clock,
+        report=report,
+    )
     _agent(app, catalogue.inbox, "inbox", app.delivery.inbox)
     _agent(app, catalogue.commands, "commands", app.delivery.commands)
+    _agent(app, catalogue.quarantine, "quarantine", app.quarantine.take)
+
+    async def assigned(_app: Any, *told: Any, signal: Any, **_: Any) -> None:
+        del signal
+        app.quarantine.assigned({tp.partition for tp in told[0] if tp.topic == catalogue.quarantine})
+
+    app.on_partitions_assigned.connect(assigned, weak=False)  # type: ignore[arg-type, unused-ignore]
     app.finalize()
     return app
+
+
+async def _chains_of(config: Config, partition: int) -> list[str]:
+    return await asyncio.to_thread(read_quarantined, config, partitions=(partition,))
 
 
 def _agent(app: WorkerApp, topic: str, name: str, take: Callable[[Any, Callable[[], object]], Any]) -> None:
@@ -118,6 +158,22 @@ def _agent(app: WorkerApp, topic: str, name: str, take: Callable[[Any, Callable[
     async def agent(stream: Any) -> None:
         async for event in stream.noack().events():
             await take(event.message, event.ack)
+
+
+class _Signals:
+    """Writes to ``signals`` through the app's producer."""
+
+    def __init__(self, app: WorkerApp, catalogue: Catalogue, codec: Codec) -> None:
+        self._app, self._catalogue, self._codec = app, catalogue, codec
+
+    async def __call__(self, signal: OperatorSignal) -> None:
+        """Write, and return once the brokers have it."""
+        key = signal.execution_id or signal.node
+        partition = partition_of(key, self._catalogue.partitions)
+        async with asyncio.timeout(BURY_TIMEOUT_S):
+            await self._app.producer.send_and_wait(
+                self._catalogue.signals, key.encode(), self._codec.encode(signal), partition, None, {}
+            )
 
 
 class _Burial:

@@ -16,6 +16,7 @@ from loom.schemas.records import CancelVerb, Command, ResumeVerb, SendVerb, Star
 if TYPE_CHECKING:
     from loom.processors.delivery import Source
     from loom.runtime import Client
+    from loom.runtime.kept_copies import KeptCopies
 
 COMMAND_SENDER: Final = "loom.commands"
 """Sender of messages whose command names neither sender nor message id: their identity is the command's."""
@@ -39,6 +40,10 @@ class RuntimeBridge:
         """Have the owner of the chain look at its inbox; here at once where that is this process."""
         del stream, sequence  # a pass takes whatever waits
         await self._forwarder.notify(chain_id)
+
+    async def look_after(self, chain_id: str) -> KeptCopies:
+        """Free copies that nothing needs, and tell what is held. Raises as :meth:`Client.look_after_copies`."""
+        return await self._runtime.look_after_copies(chain_id)
 
     async def command(self, command: Command, source: Source) -> None:
         """Apply a command once.

@@ -153,7 +153,7 @@ class AppHost:
     async def _end(self, app: WorkerApp) -> None:
         try:
             async with asyncio.timeout(self._stop_timeout_s * 0.8):
-                await app.delivery.close()
+                await app.settle()
                 await app.stop()
         except TimeoutError:
             _log.warning("the processors did not stop in time; their session will time out")

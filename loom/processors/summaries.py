@@ -16,6 +16,8 @@ from loom.topics.catalogue import Catalogue
 from loom.topics.cluster import Cluster
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from loom.config import Config
 
 READ_TIMEOUT_MS = 60_000
@@ -55,8 +57,12 @@ def read_summaries(
     return [asdict(summary) for summary in newest]
 
 
-def read_quarantined(config: Config, *, timeout_ms: int = READ_TIMEOUT_MS) -> list[str]:
+def read_quarantined(
+    config: Config, *, partitions: Iterable[int] | None = None, timeout_ms: int = READ_TIMEOUT_MS
+) -> list[str]:
     """Return the chains that keep copies of held messages, told by the keys of ``quarantine`` alone.
+
+    ``partitions`` are read; by default all are.
 
     Copies are freed soon after they are needed no more, so a chain may be listed that holds nothing any longer.
 
@@ -68,8 +74,8 @@ def read_quarantined(config: Config, *, timeout_ms: int = READ_TIMEOUT_MS) -> li
     catalogue, deadline = Catalogue(config.topic_prefix, config.partitions), Deadline.after(timeout_ms)
     _look(config, catalogue, catalogue.quarantine)
     chains: dict[str, None] = {}
-    for partition in range(catalogue.partitions):
-        for key in _read(config, catalogue.quarantine, partition, deadline):
+    for partition in range(catalogue.partitions) if partitions is None else partitions:
+        for key in _read(config, catalogue.quarantine, partition, deadline, keys_only=True):
             stream_id, _, sequence = key.rpartition("/")
             if stream_kind(stream_id) == "quarantine" and sequence != "0":
                 chains[routing_id(stream_id)] = None
@@ -86,8 +92,10 @@ def _look(config: Config, catalogue: Catalogue, topic: str) -> None:
         raise TopicsError((problem,), "set partitions to that number")
 
 
-def _read(config: Config, topic: str, partition: int, deadline: Deadline) -> dict[str, bytes]:
-    """The last value of every key of a partition of a compacted topic."""
+def _read(
+    config: Config, topic: str, partition: int, deadline: Deadline, *, keys_only: bool = False
+) -> dict[str, bytes]:
+    """The last value of every key of a partition of a compacted topic; ``keys_only`` keeps none of the values."""
     rows: dict[str, bytes] = {}
     with LogReader(config.bootstrap or "", config.kafka, partition, f"{config.node_id}-list") as reader:
         reader.assign({topic: 0})
@@ -100,6 +108,6 @@ def _read(config: Config, topic: str, partition: int, deadline: Deadline) -> dic
                     if error.code() == END_OF_PARTITION:
                         return rows
                 elif key is not None and value is not None:
-                    rows[key.decode("utf-8", "replace")] = value
+                    rows[key.decode("utf-8", "replace")] = b"" if keys_only else value
                 elif key is not None:
                     rows.pop(key.decode("utf-8", "replace"), None)

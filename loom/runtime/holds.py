@@ -166,17 +166,18 @@ async def stored_copies(engine: Engine, chain_id: str) -> list[tuple[Copy, Envel
     return found
 
 
-async def trim_copies(engine: Engine, state: ExecutionState) -> None:
-    """Delete the copies before the first that must be kept; all of them once the chain has ended.
+async def trim_copies(engine: Engine, state: ExecutionState) -> int:
+    """Delete the copies before the first that must be kept; all of them once the chain has ended. Return how many stay.
 
     ``state`` may be older than the log: then only more is kept (system.md 4.7).
     """
     copies = [copy for copy, _ in await stored_copies(engine, state.chain_id)]
     if not copies:
-        return
+        return 0
     ended = state.finished and state.status != "continued"
     pinned = None if ended else oldest_pinned(state, copies)
     before = copies[-1].held_at + 1 if pinned is None else pinned
     if before > copies[0].held_at:
         stream_id = quarantine_stream(state.chain_id)
         await engine.patiently(lambda: engine.events.truncate(stream_id, before), stream_id)
+    return sum(copy.held_at >= before for copy in copies)

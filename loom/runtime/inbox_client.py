@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from loom.kernel.quarantine import DELIVER, DISCARD
 from loom.runtime.held_view import held_everywhere
+from loom.runtime.kept_copies import KeptCopies, look_after_copies
 from loom.runtime.sealed import refused_as
 
 if TYPE_CHECKING:
@@ -47,6 +48,16 @@ class InboxClient:
             ConfigError: no chains are given, and this process serves none.
         """
         return held_everywhere(self._engine, chains)
+
+    async def look_after_copies(self, chain_id: str) -> KeptCopies:
+        """Free the copies of held messages that a chain needs no more, and tell what is held. For the processors of a node.
+
+        It is no caller's verb, so it is judged by nobody; it frees only what no fact can ever name (system.md 4.7).
+
+        Raises:
+            StoreError: the log cannot be read, or written, now.
+        """
+        return await look_after_copies(self._engine, chain_id)
 
     @refused_as("discard")
     async def discard_inbox(

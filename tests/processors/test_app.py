@@ -9,10 +9,11 @@ from kafka_bench import Bench, until, wait_until
 
 from loom.config import Config
 from loom.errors import ConfigError, DeadlineExceededError, NotOwnerError
-from loom.ids import inbox_stream
+from loom.ids import inbox_stream, quarantine_stream
 from loom.processors.app import LoopBridge, build_app
 from loom.processors.credentials import broker_credentials
 from loom.processors.host import AppHost, Watch
+from loom.runtime.kept_copies import KeptCopies
 from loom.schemas.codec import Codec
 from loom.schemas.records import CancelVerb, Command
 
@@ -31,6 +32,11 @@ class Runtime:
     async def command(self, command, source):
         self.asked.append((command, source))
         await self._answer()
+
+    async def look_after(self, chain_id):
+        self.asked.append(chain_id)
+        await self._answer()
+        return KeptCopies(chain_id, chain_id, 0)
 
     async def _answer(self):
         await until(lambda: not self.hold, "the end of a hold")
@@ -64,7 +70,7 @@ def test_nothing_is_served_unless_asked_for(bench):
 
 
 def test_inbox_and_commands_reach_the_bridge_and_are_committed(bench, hosts):
-    bench.make("inbox", "commands", "dead")
+    bench.make("inbox", "commands", "quarantine", "dead")
     runtime = Runtime()
     host = hosts(bench, runtime)
     _message(bench, 0, "c", 0)
@@ -85,8 +91,29 @@ def test_inbox_and_commands_reach_the_bridge_and_are_committed(bench, hosts):
     assert headers["error"] == b"DecodeError"
 
 
+def test_chains_that_keep_copies_are_looked_at_also_those_from_before_the_start(bench, hosts):
+    bench.make("inbox", "commands", "quarantine", "signals", "dead")
+    bench.send(bench.catalogue.quarantine, 0, (f"{quarantine_stream('old')}/1", b"copy", TYPE))
+    aborted = bench.producer("aborted")
+    aborted.begin_transaction()
+    aborted.produce(bench.catalogue.quarantine, b"copy", f"{quarantine_stream('never')}/1", partition=0)
+    aborted.flush(10)
+    aborted.abort_transaction(10)
+    first = Runtime()
+    host = hosts(bench, first)
+    wait_until(lambda: "old" in first.asked, "a look at what is new to the group")
+    wait_until(lambda: bench.committed(host.app.conf.id, bench.catalogue.quarantine, 0) == 1, "the commit")
+    assert host.stop()
+    second = Runtime()
+    hosts(bench, second)
+    wait_until(lambda: "old" in second.asked, "a look at what was acknowledged before")
+    bench.send(bench.catalogue.quarantine, 1, (f"{quarantine_stream('new')}/1", b"copy", TYPE))
+    wait_until(lambda: "new" in second.asked, "a look at what came since")
+    assert "never" not in {*first.asked, *second.asked}
+
+
 def test_what_was_not_answered_is_delivered_to_the_next_process(bench, hosts):
-    bench.make("inbox", "commands", "dead")
+    bench.make("inbox", "commands", "quarantine", "dead")
     runtime = Runtime()
     runtime.hold = True
     first = hosts(bench, runtime)
@@ -101,7 +128,7 @@ def test_what_was_not_answered_is_delivered_to_the_next_process(bench, hosts):
 
 
 def test_an_owner_elsewhere_is_waited_for(bench, hosts):
-    bench.make("inbox", "commands", "dead")
+    bench.make("inbox", "commands", "quarantine", "dead")
     runtime = Runtime()
     runtime.errors = [NotOwnerError(0), NotOwnerError(0)]
     host = hosts(bench, runtime)
@@ -111,7 +138,7 @@ def test_an_owner_elsewhere_is_waited_for(bench, hosts):
 
 
 def test_two_processes_share_the_partitions(bench, hosts):
-    bench.make("inbox", "commands", "dead")
+    bench.make("inbox", "commands", "quarantine", "dead")
     runtimes = [Runtime(), Runtime()]
     apps = [hosts(bench, runtime).app for runtime in runtimes]
     wait_until(lambda: all(app.consumer.assignment() for app in apps), "partitions on both")
@@ -122,7 +149,7 @@ def test_two_processes_share_the_partitions(bench, hosts):
 
 
 async def test_the_bridge_answers_on_its_own_loop(bench, hosts):
-    bench.make("inbox", "commands", "dead")
+    bench.make("inbox", "commands", "quarantine", "dead")
     threads = []
 
     class HereRuntime(Runtime):
@@ -161,7 +188,7 @@ def test_wrong_settings_are_told_at_start(monkeypatch):
 
 
 def test_a_crash_is_told_with_its_reason(bench, hosts):
-    bench.make("inbox", "commands", "dead")
+    bench.make("inbox", "commands", "quarantine", "dead")
     deaths = []
     host = hosts(bench, Runtime(), on_death=deaths.append)
 
@@ -174,7 +201,7 @@ def test_a_crash_is_told_with_its_reason(bench, hosts):
 
 
 def test_a_blocked_loop_is_told(bench, hosts):
-    bench.make("inbox", "commands", "dead")
+    bench.make("inbox", "commands", "quarantine", "dead")
     deaths, release = [], threading.Event()
     host = hosts(bench, Runtime(), on_death=deaths.append, stall_s=1.0)
     host._loop.call_soon_threadsafe(release.wait, 20)
@@ -186,7 +213,7 @@ def test_a_blocked_loop_is_told(bench, hosts):
 def test_a_healthy_app_is_left_alone_and_a_dead_broker_is_told(start_kafka, hosts):
     broker = start_kafka()
     bench = Bench(broker.bootstrap, "live.")
-    bench.make("inbox", "commands", "dead")
+    bench.make("inbox", "commands", "quarantine", "dead")
     deaths, runtime = [], Runtime()
     hosts(bench, runtime, on_death=deaths.append, stall_s=6.0)
     broker.pause()

@@ -58,7 +58,7 @@ class Process:
 
 
 def _kills(bench, folder, kills, messages):
-    bench.make("inbox", "commands", "dead")
+    bench.make("inbox", "commands", "quarantine", "dead")
     rng = random.Random(kills)
     producer, sent, processes = bench.producer(), set(), []
 
@@ -126,7 +126,7 @@ def test_messages_outlive_twenty_kills(bench, tmp_path):
 def test_an_outage_of_thirty_seconds_is_survived(start_kafka):
     broker = start_kafka()
     bench = Bench(broker.bootstrap, "live.")
-    bench.make("inbox", "commands", "dead")
+    bench.make("inbox", "commands", "quarantine", "dead")
     deaths, asked = [], []
 
     class Runtime:
