@@ -5,6 +5,7 @@ import os
 import sys
 import uuid
 from collections import defaultdict
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -65,24 +66,42 @@ class Fleet:
         return "\n".join(f"--- {name}\n{worker.log_tail()}" for name, worker in self.workers.items())
 
 
-@pytest.fixture
-def fleet(kafka_bootstrap, topic_prefix, private_redis, tmp_path):
+@contextmanager
+def fleet_on(bootstrap, prefix, redis, folder):
+    """A fleet on topics that are made for it; its workers end with it."""
     env = {
-        "LOOM_BOOTSTRAP": kafka_bootstrap,
-        "LOOM_REDIS_URL": private_redis.url,
-        "LOOM_TOPIC_PREFIX": topic_prefix,
+        "LOOM_BOOTSTRAP": bootstrap,
+        "LOOM_REDIS_URL": redis.url,
+        "LOOM_TOPIC_PREFIX": prefix,
         "LOOM_PARTITIONS": "4",
-        "LOOM_DATA_DIR": str(tmp_path / "cache"),
+        "LOOM_DATA_DIR": str(folder / "cache"),
         "LOOM_LEASES__TTL_MS": str(TTL_MS),
         "LOOM_RECOVERY_INTERVAL_MS": "500",
-        "FLEET_LEDGER": str(tmp_path / "ledger.jsonl"),
+        "FLEET_LEDGER": str(folder / "ledger.jsonl"),
         "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)]),
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
             patch.setenv(name, value)
         assert main(["topics", "apply"]) == 0
-    made = Fleet(env, tmp_path)
-    yield made
-    for worker in made.workers.values():
-        worker.stop()
+    made = Fleet(env, folder)
+    try:
+        yield made
+    finally:
+        for worker in made.workers.values():
+            worker.stop()
+
+
+@pytest.fixture
+def fleet(kafka_bootstrap, topic_prefix, private_redis, tmp_path):
+    with fleet_on(kafka_bootstrap, topic_prefix, private_redis, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def make_fleet(private_redis, tmp_path):
+    """Makes a fleet on a broker of the test's own."""
+    with ExitStack() as stack:
+        yield lambda bootstrap, prefix: stack.enter_context(
+            fleet_on(bootstrap, prefix, private_redis, tmp_path)
+        )
