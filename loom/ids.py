@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import time
 from base64 import b32hexencode
 from typing import Final, Protocol
 from urllib.parse import quote, unquote
 
+from loom.entropy import Entropy
 from loom.errors import InvalidIdError
 
 RESERVED_PREFIX: Final = "__loom"
@@ -21,10 +21,7 @@ INBOX_PREFIX: Final = "__loom_inbox__:"
 QUARANTINE_PREFIX: Final = "__loom_quarantine__:"
 MAX_ID_LENGTH: Final = 200
 _CROCKFORD: Final = bytes.maketrans(b"0123456789ABCDEFGHIJKLMNOPQRSTUV", b"0123456789ABCDEFGHJKMNPQRSTVWXYZ")
-_TAIL_BYTES: Final = 10
-_TAILS_A_BLOCK: Final = 1024
-_TAILS: Final[list[bytes]] = []
-os.register_at_fork(after_in_child=_TAILS.clear)  # or parent and child would give out the same ids
+_tail = Entropy(10)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~@=+-]*")
 
 
@@ -37,18 +34,9 @@ class IdSource(Protocol):
 
 
 def ulid() -> str:
-    """Return a fresh ULID in its 26-character text form: milliseconds, then 80 random bits.
-
-    Random bits are drawn from the system in blocks: a draw for each id would let go of the interpreter each time.
-    """
-    try:
-        tail = _TAILS.pop()
-    except IndexError:
-        block = os.urandom(_TAIL_BYTES * _TAILS_A_BLOCK)
-        _TAILS.extend(block[at : at + _TAIL_BYTES] for at in range(0, len(block), _TAIL_BYTES))
-        tail = _TAILS.pop()
+    """Return a fresh ULID in its 26-character text form: milliseconds, then 80 random bits."""
     moment = (time.time_ns() // 1_000_000).to_bytes(10, "big")
-    return (b32hexencode(moment)[-10:] + b32hexencode(tail)).translate(_CROCKFORD).decode()
+    return (b32hexencode(moment)[-10:] + b32hexencode(_tail())).translate(_CROCKFORD).decode()
 
 
 def check_execution_id(execution_id: str) -> str:

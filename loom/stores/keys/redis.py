@@ -12,34 +12,45 @@ from loom.ids import IdSource, ulid
 from loom.stores.keys.file import load_row
 from loom.stores.keys.store import KeyRow, WrappedKey, WrappingKeyStore
 from loom.stores.redis.connection import RedisConnection
+from loom.stores.redis.gathered import Gathered
 from loom.stores.redis.scripts import Script
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from loom.stores.keys.wrapping import KeyWrapper
 
 _PART: Final = "keys"
+
+_Charge = tuple[str, str, str, int, int]
+"""Subject, id and wrapped key of the proposal, its uses, the limit."""
 
 
 def _script(name: str, source: str) -> Script:
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
-# KEYS: rows (hash: subject -> row). ARGV: subject, key id, wrapped key, uses, limit (-1: always a new version).
+# KEYS: rows (hash: subject -> row). ARGV, for each: subject, key id, wrapped key, uses, limit (-1: always a new version).
 _CHARGE: Final = _script(
-    "charge a key",
+    "charge keys",
     """
-local raw = redis.call('HGET', KEYS[1], ARGV[1])
-local row = raw and cjson.decode(raw) or {k = {}}
-if row.d then return raw end
-local n, uses, limit = #row.k, tonumber(ARGV[4]), tonumber(ARGV[5])
-if n > 0 and row.k[n][3] + uses <= limit then
-  row.k[n][3] = row.k[n][3] + uses
-else
-  row.k[n + 1] = {ARGV[2], ARGV[3], uses}
+local rows = {}
+for at = 1, #ARGV, 5 do
+  local raw = redis.call('HGET', KEYS[1], ARGV[at])
+  local row = raw and cjson.decode(raw) or {k = {}}
+  if not row.d then
+    local n, uses, limit = #row.k, tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
+    if n > 0 and row.k[n][3] + uses <= limit then
+      row.k[n][3] = row.k[n][3] + uses
+    else
+      row.k[n + 1] = {ARGV[at + 1], ARGV[at + 2], uses}
+    end
+    raw = cjson.encode(row)
+    redis.call('HSET', KEYS[1], ARGV[at], raw)
+  end
+  rows[#rows + 1] = raw
 end
-raw = cjson.encode(row)
-redis.call('HSET', KEYS[1], ARGV[1], raw)
-return raw
+return rows
 """,
 )
 
@@ -58,14 +69,16 @@ class _RedisRows:
     def __init__(self, connection: RedisConnection) -> None:
         self.connection = connection
         self._keys = [connection.key(_PART, "rows")]
+        self._loads = Gathered(self._load_all)
+        self._charges = Gathered(self._charge_all)
 
     async def load(self, subject: str) -> KeyRow | None:
-        raw = await self.connection.command("HGET", self._keys[0], subject)
+        raw = await self._loads.ask(subject)
         return None if raw is None else load_row(raw, subject)
 
     async def charge(self, subject: str, proposal: WrappedKey, limit: int) -> KeyRow:
-        args: list[str | int] = [subject, proposal.id, proposal.wrapped.hex(), proposal.uses, limit]
-        return load_row(await self.connection.call(_CHARGE, self._keys, args), subject)
+        raw = await self._charges.ask((subject, proposal.id, proposal.wrapped.hex(), proposal.uses, limit))
+        return load_row(raw, subject)
 
     async def push(self, subject: str, proposal: WrappedKey) -> KeyRow:
         return await self.charge(subject, proposal, -1)
@@ -78,6 +91,15 @@ class _RedisRows:
 
     async def close(self) -> None:
         await self.connection.close()
+
+    async def _load_all(self, subjects: Sequence[str]) -> list[str | None]:
+        found: list[str | None] = await self.connection.command("HMGET", self._keys[0], *subjects)
+        return found
+
+    async def _charge_all(self, charges: Sequence[_Charge]) -> list[str]:
+        args: list[str | int] = [word for charge in charges for word in charge]
+        rows: list[str] = await self.connection.call(_CHARGE, self._keys, args)
+        return rows
 
 
 class RedisKeyStore(WrappingKeyStore):

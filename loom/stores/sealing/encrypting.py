@@ -15,6 +15,7 @@ from loom.stores.sealing.keyring import KeyRing
 from loom.stores.sealing.marker import SealingCapability
 from loom.stores.sealing.nonces import NonceSource, nonce_source
 from loom.stores.sealing.opener import Opened, Opener, Status, is_log
+from loom.stores.sealing.own import OwnEvents
 from loom.stores.sealing.paths import SensitiveMap
 from loom.stores.sealing.sealer import Sealer
 from loom.stores.sealing.subjects import Subjects
@@ -94,6 +95,7 @@ class EncryptingEventStore:
         self._capability = SealingCapability(CIPHER, lambda: self._sensitive.covers)
         self._ring = KeyRing(keys)
         self._subjects = Subjects(inner)
+        self._own = OwnEvents()
         self._on_dropped = on_dropped
         self._sealer = Sealer(self._sensitive, self._ring, self._subjects, nonce_source(iv_source))
         self._opener = Opener(
@@ -132,7 +134,11 @@ class EncryptingEventStore:
             what ``Sealer.seal`` raises, beside what the contract says.
         """
         (sealed,), starts = await self._sealer.seal([append])
-        appended = await self._inner.append(sealed, deadline_ms=deadline_ms)
+        kept = self._own.keep((append,), (sealed,))
+        try:
+            appended = await self._inner.append(sealed, deadline_ms=deadline_ms)
+        finally:
+            self._own.drop(kept)
         self._subjects.learn(starts)
         return appended
 
@@ -141,7 +147,11 @@ class EncryptingEventStore:
     ) -> list[Appended]:
         """See :meth:`loom.stores.contracts.EventStore.append_many`; raises as ``append``."""
         sealed, starts = await self._sealer.seal(appends)
-        appended = await self._inner.append_many(sealed, deadline_ms=deadline_ms)
+        kept = self._own.keep(appends, sealed)
+        try:
+            appended = await self._inner.append_many(sealed, deadline_ms=deadline_ms)
+        finally:
+            self._own.drop(kept)
         self._subjects.learn(starts)
         return appended
 
@@ -280,7 +290,7 @@ class EncryptingOwningEventStore(EncryptingEventStore):
 
     def listen(self, listener: CommitListener) -> None:
         """See :meth:`loom.stores.contracts.OwningEventStore.listen`."""
-        self._handover = OpeningListener(self._opener, self._subjects, listener)
+        self._handover = OpeningListener(self._opener, self._subjects, self._own, listener)
         self._inner.listen(self._handover)
 
     def shard_of(self, stream_id: str) -> int:

@@ -15,10 +15,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import LoomError
+from loom.stores.contracts import Committed
 from loom.stores.sealing.opener import Opened, Opener, Status, is_log
 
 if TYPE_CHECKING:
-    from loom.stores.contracts import CommitListener, Committed
+    from loom.stores.contracts import CommitListener
+    from loom.stores.sealing.own import OwnEvents
     from loom.stores.sealing.subjects import Subjects
 
 _log = logging.getLogger("loom.sealing")
@@ -32,8 +34,10 @@ _Call = Callable[[], None]
 class OpeningListener:
     """See :class:`loom.stores.contracts.CommitListener`. Fails closed: what cannot be opened is told in ``unopened``."""
 
-    def __init__(self, opener: Opener, subjects: Subjects, listener: CommitListener) -> None:
-        self._opener, self._subjects, self._listener = opener, subjects, listener
+    def __init__(
+        self, opener: Opener, subjects: Subjects, own: OwnEvents, listener: CommitListener
+    ) -> None:
+        self._opener, self._subjects, self._own, self._listener = opener, subjects, own, listener
         self._queue: deque[Sequence[Committed] | _Call] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -91,7 +95,8 @@ class OpeningListener:
             if callable(waiting):
                 tell: _Call = waiting
             else:
-                opened = [await self._opened(committed) for committed in waiting]
+                # Together, so that their keys are asked for together.
+                opened = await asyncio.gather(*map(self._opened, waiting))
                 tell = _telling(self._listener, opened)
             self._queue.popleft()
             try:
@@ -114,7 +119,8 @@ class OpeningListener:
     def _at_hand(self, committed: Committed) -> Committed | None:
         opened = []
         for envelope in committed.envelopes:
-            one = self._opener.try_open(envelope)
+            given = self._own.of(envelope)
+            one = self._opener.try_open(envelope) if given is None else Opened.of(envelope, given)
             if one is None:
                 return None
             opened.append(one)
@@ -129,9 +135,9 @@ class OpeningListener:
 
     def _told(self, committed: Committed, opened: Sequence[Opened]) -> Committed:
         if is_log(committed.stream_id):
-            envelopes = tuple(one.envelope for one in opened)
-            unopened = tuple(one.envelope.sequence for one in opened if one.status is not Status.READABLE)
-            return replace(committed, envelopes=envelopes, unopened=unopened)
+            envelopes = tuple([one.envelope for one in opened])
+            unopened = tuple([one.envelope.sequence for one in opened if one.status is not Status.READABLE])
+            return Committed(committed.stream_id, envelopes, committed.origin, unopened)
         return replace(
             committed,
             envelopes=tuple(

@@ -6,14 +6,17 @@ import asyncio
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from loom.errors import KeyUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from loom.stores.keys.contract import DataKey, KeySet, KeyStore
+
+T = TypeVar("T")
 
 FRESH_S: Final = 0.5
 """How long a key is used without asking its store again (an erasure must be felt within a second)."""
@@ -21,6 +24,10 @@ FRESH_S: Final = 0.5
 MAX_SUBJECTS: Final = 16_384
 USES_PER_CHARGE: Final = 4096
 """Seals charged at once to a key; what a process leaves unused when it ends is lost to nobody."""
+
+
+class NotAtHand(Exception):  # noqa: N818 - a signal between the parts of this package, never a caller's
+    """A key has to be asked for first."""
 
 
 @dataclass(slots=True)
@@ -39,6 +46,7 @@ class KeyRing:
         self._now = now
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._asking: dict[str, asyncio.Future[KeySet | None]] = {}
+        self._charging: dict[str, asyncio.Future[None]] = {}
 
     def peek(self, subject: str) -> KeySet | None:
         """The keys if they are at hand, without asking."""
@@ -53,6 +61,23 @@ class KeyRing:
         """
         return self.peek(subject) or await self._shared(subject)
 
+    def use(self, subject: str | None) -> DataKey:
+        """The key for one seal, charged and at hand.
+
+        Raises:
+            NotAtHand: ask :meth:`sealing` instead.
+        """
+        held = None if subject is None else self._held.get(subject)
+        if held is None or held.left < 1 or held.charged_to != held.keys.current.id:
+            raise NotAtHand
+        left_s = held.until - self._now()
+        if left_s <= 0:
+            raise NotAtHand
+        if left_s < FRESH_S / 2 and subject not in self._asking:  # in use: nobody shall have to wait
+            self._begin(self._asking, held.keys.subject, lambda: self._ask(held.keys.subject))
+        held.left -= 1
+        return held.keys.current
+
     async def sealing(self, subject: str, uses: int) -> DataKey:
         """A key for ``uses`` seals, made on first use.
 
@@ -63,13 +88,10 @@ class KeyRing:
         if held is not None and held.left >= uses and held.until <= self._now():
             await self._shared(subject)  # is it still there, and still current?
             held = self._held.get(subject)
-        if held is None or held.left < uses or held.charged_to != held.keys.current.id:
-            amount = max(uses, USES_PER_CHARGE)
-            keys = await self.store.ensure(subject, amount)
-            held = self._keep(subject, keys)
-            if held.charged_to != keys.current.id:
-                held.charged_to, held.left = keys.current.id, 0
-            held.left += amount
+        while held is None or held.left < uses or held.charged_to != held.keys.current.id:
+            # Whoever asked first was given at least what it needs; others may have to ask again.
+            await self._once(self._charging, subject, lambda: self._charge(subject, uses))
+            held = self._held.get(subject)
         held.left -= uses
         return held.keys.current
 
@@ -78,12 +100,34 @@ class KeyRing:
         self._held.pop(subject, None)
 
     async def _shared(self, subject: str) -> KeySet | None:
-        """Ask the store, one call for all who ask at the same time."""
-        asking = self._asking.get(subject)
-        if asking is None:
-            asking = self._asking[subject] = asyncio.ensure_future(self._ask(subject))
-            asking.add_done_callback(lambda _: self._asking.pop(subject, None))
-        return await asyncio.shield(asking)
+        return await self._once(self._asking, subject, lambda: self._ask(subject))
+
+    async def _once(
+        self, asking: dict[str, asyncio.Future[T]], subject: str, call: Callable[[], Coroutine[Any, Any, T]]
+    ) -> T:
+        """Make one call for all who ask about a subject at the same time."""
+        return await asyncio.shield(asking.get(subject) or self._begin(asking, subject, call))
+
+    def _begin(
+        self, asking: dict[str, asyncio.Future[T]], subject: str, call: Callable[[], Coroutine[Any, Any, T]]
+    ) -> asyncio.Future[T]:
+        asked = asking[subject] = asyncio.ensure_future(call())
+        asked.add_done_callback(partial(self._done, asking, subject))
+        return asked
+
+    @staticmethod
+    def _done(asking: dict[str, asyncio.Future[T]], subject: str, asked: asyncio.Future[T]) -> None:
+        asking.pop(subject, None)
+        if not asked.cancelled():
+            asked.exception()  # seen, also where nobody waits: whoever needs the keys will ask again
+
+    async def _charge(self, subject: str, uses: int) -> None:
+        amount = max(uses, USES_PER_CHARGE)
+        keys = await self.store.ensure(subject, amount)
+        held = self._keep(subject, keys)
+        if held.charged_to != keys.current.id:
+            held.charged_to, held.left = keys.current.id, 0
+        held.left += amount
 
     async def _ask(self, subject: str) -> KeySet | None:
         try:

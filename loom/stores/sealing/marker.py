@@ -43,13 +43,19 @@ def read_marker(value: Json) -> SealMarker | None:
     version, cipher, covers = value["v"], value["cipher"], value["covers"]
     if type(version) is not int or version != VERSION or not isinstance(cipher, str):
         return None
-    if not isinstance(covers, list | tuple) or not covers or not all(map(_is_pattern, covers)):
+    if not isinstance(covers, list | tuple) or not all(type(entry) is str for entry in covers):
         return None
-    return SealMarker(cipher, tuple(covers))
+    return _marker(cipher, tuple(covers))
 
 
-def _is_pattern(entry: object) -> bool:
-    return isinstance(entry, str) and "." in entry and all(entry.split("."))
+@lru_cache(4096)
+def _marker(cipher: str, covers: tuple[str, ...]) -> SealMarker | None:
+    """A fleet writes few markers, many times over."""
+    return SealMarker(cipher, covers) if covers and all(map(_is_pattern, covers)) else None
+
+
+def _is_pattern(entry: str) -> bool:
+    return "." in entry and all(entry.split("."))
 
 
 @dataclass(frozen=True, slots=True)

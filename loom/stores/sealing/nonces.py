@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakSet
 
+from loom.entropy import Entropy
 from loom.errors import ConfigError
 
 NONCE_BYTES: Final = 12
+
+_bits = Entropy(NONCE_BYTES)
 
 _RUNNERS: Final = ("PYTEST_CURRENT_TEST", "PYTEST_VERSION")
 _ENVIRONMENT: Final = "LOOM_ENV"
@@ -37,7 +40,7 @@ _branded: WeakSet[NonceSource] = WeakSet()
 
 def random_nonce(_place: NoncePlace) -> bytes:
     """Return 96 random bits of the operating system."""
-    return os.urandom(NONCE_BYTES)
+    return _bits()
 
 
 def brand(source: NonceSource) -> NonceSource:

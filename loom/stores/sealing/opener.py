@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Final
 from loom.errors import KeyUnavailableError, PayloadShreddedError
 from loom.ids import routing_id, stream_kind
 from loom.kernel.guard import SHREDDED_KEY, is_sealed_envelope
+from loom.schemas.envelope import Envelope
+from loom.schemas.quick import quick
 from loom.stores.sealing.cipher import NotOpened, is_ours, open_value
 from loom.stores.sealing.marker import SEAL, SealingCapability, read_marker
 from loom.stores.sealing.paths import Node, SensitiveMap, change, tree_of
 
 if TYPE_CHECKING:
-    from loom.schemas.envelope import Envelope, Json
+    from loom.schemas.envelope import Json
     from loom.stores.keys.contract import KeySet
     from loom.stores.sealing.keyring import KeyRing
     from loom.stores.sealing.subjects import Subjects
@@ -31,6 +33,7 @@ class Status(Enum):
     """Its key is not here, or is another."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Opened:
     """An envelope as it may be handed on, and what became of it. A locked one stands as stored."""
@@ -38,6 +41,13 @@ class Opened:
     envelope: Envelope
     status: Status
     subject: str = ""
+
+    @staticmethod
+    def of(envelope: Envelope, data: dict[str, Json], subject: str = "") -> Opened:
+        """A readable envelope, with the data that was sealed in it."""
+        e = envelope  # not by ``replace``, which costs more than the opening
+        whole = Envelope(e.id, e.stream_id, e.sequence, e.type, e.timestamp, data, e.metadata)
+        return Opened(whole, Status.READABLE, subject)
 
 
 _REDACTED: Final[dict[str, Json]] = {SHREDDED_KEY: True}
@@ -83,9 +93,9 @@ class Opener:
         for name in dict.fromkeys(
             (subject, routing_id(envelope.stream_id))
         ):  # it may have been sealed before the start
-            opened = self._with(envelope, tree, await self._ring.opening(name))
-            if opened is not None:
-                return Opened(opened, Status.READABLE, subject)
+            data = self._with(envelope, tree, await self._ring.opening(name))
+            if data is not None:
+                return Opened.of(envelope, data, subject)
         return Opened(envelope, Status.LOCKED, subject)
 
     def try_open(self, envelope: Envelope) -> Opened | None:
@@ -95,8 +105,8 @@ class Opener:
             return Opened(envelope, self._unsealed(envelope))
         subject = self._subjects.peek(envelope.stream_id)
         keys = None if subject is None else self._ring.peek(subject)
-        opened = None if keys is None else self._with(envelope, tree, keys)
-        return None if opened is None or subject is None else Opened(opened, Status.READABLE, subject)
+        data = None if keys is None else self._with(envelope, tree, keys)
+        return None if data is None or subject is None else Opened.of(envelope, data, subject)
 
     def redacted(self, envelope: Envelope) -> Envelope:
         """A locked envelope with what is sealed in it replaced by the redaction marker (clauses.md, point 2)."""
@@ -127,7 +137,7 @@ class Opener:
     def _unsealed(self, envelope: Envelope) -> Status:
         return Status.FOREIGN if SEAL in envelope.metadata else Status.READABLE
 
-    def _with(self, envelope: Envelope, tree: Node, keys: KeySet | None) -> Envelope | None:
+    def _with(self, envelope: Envelope, tree: Node, keys: KeySet | None) -> dict[str, Json] | None:
         marked = SEAL in envelope.metadata
 
         def open_it(value: Json, _pattern: str, _path: str) -> Json:
@@ -137,10 +147,9 @@ class Opener:
             return value
 
         try:
-            data = change(envelope.data, tree, open_it)
+            return change(envelope.data, tree, open_it)
         except NotOpened:
             return None
-        return envelope if data is envelope.data else replace(envelope, data=data)
 
 
 def is_log(stream_id: str) -> bool:

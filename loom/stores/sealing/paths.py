@@ -72,12 +72,14 @@ def tree_of(patterns: tuple[str, ...]) -> Node:
 
 def change(data: dict[str, Json], tree: Node, apply: Change) -> dict[str, Json]:
     """Return ``data`` with every found value changed; ``data`` itself, where nothing changes, and never touched."""
-    changed: dict[str, Json] = _walk(data, (tree,), (), apply)
+    changed: dict[str, Json] = _walk(data, (tree,), "", apply)
     return changed
 
 
-def _walk(value: Json, nodes: Sequence[Node], path: tuple[str, ...], apply: Change) -> Json:
-    if isinstance(value, Mapping):
+def _walk(value: Json, nodes: Sequence[Node], path: str, apply: Change) -> Json:
+    if type(value) is dict or isinstance(value, Mapping):
+        if len(nodes) == 1 and ANY not in nodes[0].children:
+            return _walk_named(value, nodes[0], path, apply)
         places: Iterable[tuple[str, Json]] = value.items()
     elif isinstance(value, list | tuple):
         places = ((str(index), item) for index, item in enumerate(value))
@@ -89,8 +91,8 @@ def _walk(value: Json, nodes: Sequence[Node], path: tuple[str, ...], apply: Chan
         if not found:
             continue
         ends = sorted(n.pattern for n in found if n.pattern is not None)
-        here = (*path, str(name))
-        after = apply(child, ends[0], ".".join(here)) if ends else _walk(child, found, here, apply)
+        here = f"{path}.{name}" if path else str(name)
+        after = apply(child, ends[0], here) if ends else _walk(child, found, here, apply)
         if after is not child:
             new[name] = after
     if not new:
@@ -98,6 +100,22 @@ def _walk(value: Json, nodes: Sequence[Node], path: tuple[str, ...], apply: Chan
     if isinstance(value, Mapping):
         return {name: new.get(name, child) for name, child in value.items()}
     return [new.get(str(index), item) for index, item in enumerate(value)]
+
+
+def _walk_named(value: Mapping[str, Json], node: Node, path: str, apply: Change) -> Json:
+    """As the walk, where only named keys are looked for: these are asked for, and no other is looked at."""
+    new: dict[str, Json] = {}
+    for name, below in node.children.items():
+        if name not in value:
+            continue
+        child = value[name]
+        here = f"{path}.{name}" if path else name
+        after = (
+            _walk(child, (below,), here, apply) if below.pattern is None else apply(child, below.pattern, here)
+        )
+        if after is not child:
+            new[name] = after
+    return {**value, **new} if new else value
 
 
 class SensitiveMap:
@@ -110,6 +128,8 @@ class SensitiveMap:
             ConfigError: a path is none, or reaches what must stay clear.
         """
         self._patterns: dict[str, tuple[str, ...]] = {}
+        self._trees: dict[str, Node] = {}
+        self.covers: tuple[str, ...] = ()
         for kind, paths in DEFAULT_SENSITIVE.items():
             self.add(kind, paths)
         for kind, more in (sensitive or {}).items():
@@ -124,16 +144,13 @@ class SensitiveMap:
         patterns = {*self._patterns.get(kind, ()), *(_checked(kind, path) for path in paths)}
         top = (p for p in patterns if not any(is_below(p, q) for q in patterns if q != p))
         self._patterns[kind] = tuple(sorted(top))
-
-    @property
-    def covers(self) -> tuple[str, ...]:
-        """Every pattern, sorted."""
-        return tuple(sorted(p for patterns in self._patterns.values() for p in patterns))
+        if patterns:
+            self._trees[kind] = tree_of(self._patterns[kind])
+        self.covers = tuple(sorted(p for patterns in self._patterns.values() for p in patterns))
 
     def tree(self, kind: str) -> Node | None:
         """The tree of a type, None where nothing of it is sealed."""
-        patterns = self._patterns.get(kind)
-        return tree_of(patterns) if patterns else None
+        return self._trees.get(kind)
 
 
 def _checked(kind: str, path: str) -> str:

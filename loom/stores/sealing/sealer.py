@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Final
 
@@ -14,15 +13,15 @@ from loom.kernel.guard import SEALED_KEY, SHREDDED_KEY, is_sealed_envelope
 from loom.schemas.envelope import Json, Kind, NewEvent
 from loom.stores.contracts import Outgoing, StreamAppend
 from loom.stores.sealing.cipher import CIPHER, seal_value
+from loom.stores.sealing.keyring import NotAtHand
 from loom.stores.sealing.marker import SEAL, SealMarker, read_marker
 from loom.stores.sealing.nonces import NoncePlace, NonceSource
 from loom.stores.sealing.paths import Node, SensitiveMap, change
 from loom.stores.sealing.subjects import Start, Subjects, is_start, named_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
-    from loom.stores.keys.contract import DataKey
     from loom.stores.sealing.keyring import KeyRing
 
 AFTER_ERASURE: Final = frozenset(
@@ -47,8 +46,10 @@ class Sealer:
             InvalidInputError: a sensitive value is no JSON, or stands bare under another cipher's marker.
             StoreError: key store, or the receiver's chain, cannot be read now. In all cases nothing is stored.
         """
-        starts = list(_starts(appends))
-        named = named_by(starts)
+        starts: list[Start] = []
+        for append in appends:
+            _gather_starts(append, starts)
+        named = named_by(starts) if starts else {}
         return [await self._append(append, named) for append in appends], starts
 
     async def _append(self, append: StreamAppend, named: Mapping[str, str]) -> StreamAppend:
@@ -57,16 +58,14 @@ class Sealer:
             first = append.expected_head + 1
         elif append.observation is not None:
             first = append.observation.head + 1
-        events = tuple(
-            [
-                await self._event(append.stream_id, None if first is None else first + place, event, named)
-                for place, event in enumerate(append.events)
-            ]
-        )
-        outgoing = tuple([await self._outgoing(out, named) for out in append.outgoing])
-        if all(map(is_, (*events, *outgoing), (*append.events, *append.outgoing))):
+        events = [
+            await self._event(append.stream_id, None if first is None else first + place, event, named)
+            for place, event in enumerate(append.events)
+        ]
+        outgoing = [await self._outgoing(out, named) for out in append.outgoing] if append.outgoing else ()
+        if all(map(is_, events, append.events)) and all(map(is_, outgoing, append.outgoing)):
             return append
-        return replace(append, events=events, outgoing=outgoing)
+        return replace(append, events=tuple(events), outgoing=tuple(outgoing))
 
     async def _outgoing(self, outgoing: Outgoing, named: Mapping[str, str]) -> Outgoing:
         if not isinstance(outgoing.body, StreamAppend):
@@ -81,46 +80,51 @@ class Sealer:
         if tree is None or "quarantine" in event.metadata:
             # The copy of a held message is what was stored, byte for byte.
             return event
-        covers = _bare(event, tree)
+        cipher = _cipher_before(event)
+        subject, key, covers = self._known_subject(stream_id, event, named), None, list[str]()
+
+        def seal(value: Json, pattern: str, path: str) -> Json:
+            if not _is_bare(value, cipher):
+                return value
+            covers.append(pattern)
+            nonce = self._nonces(NoncePlace(stream_id, sequence, event.id, path))
+            return seal_value(key or self._ring.use(subject), value, nonce)
+
+        try:
+            data = change(event.data, tree, seal)
+        except NotAtHand:
+            covers = _bare(event, tree, cipher)
+            try:
+                key = await self._ring.sealing(
+                    subject or await self._subjects.of(routing_id(stream_id)), len(covers)
+                )
+            except PayloadShreddedError:
+                if event.type not in AFTER_ERASURE:
+                    raise
+                return replace(event, data=change(event.data, tree, _erase))
+            covers.clear()
+            data = change(event.data, tree, seal)
         if not covers:
             return event
-        before = _covers_before(event)
-        try:
-            key = await self._ring.sealing(await self._subject(stream_id, event, named), len(covers))
-        except PayloadShreddedError:
-            if event.type not in AFTER_ERASURE:
-                raise
-            return replace(event, data=change(event.data, tree, _erase))
-        place = NoncePlace(stream_id, sequence, event.id, "")
-        data = change(event.data, tree, partial(self._seal, key, place, _cipher_before(event)))
-        marker = SealMarker(CIPHER, tuple(sorted({*before, *covers})))
-        return replace(event, data=data, metadata={**event.metadata, SEAL: marker.to_json()})
+        marker = SealMarker(CIPHER, tuple(sorted({*_covers_before(event), *covers})))
+        return NewEvent(event.id, event.type, data, {**event.metadata, SEAL: marker.to_json()})
 
-    def _seal(
-        self, key: DataKey, place: NoncePlace, cipher: str | None, value: Json, _pattern: str, path: str
-    ) -> Json:
-        if not _is_bare(value, cipher):
-            return value
-        return seal_value(key, value, self._nonces(replace(place, path=path)))
-
-    async def _subject(self, stream_id: str, event: NewEvent, named: Mapping[str, str]) -> str:
+    def _known_subject(self, stream_id: str, event: NewEvent, named: Mapping[str, str]) -> str | None:
         if is_start(stream_id, event):
             return named[stream_id]
         chain = routing_id(stream_id)
-        return self._subjects.peek(chain) or named.get(chain) or await self._subjects.of(chain)
+        return self._subjects.peek(chain) or named.get(chain)
 
 
-def _starts(appends: Iterable[StreamAppend]) -> Iterator[Start]:
-    for append in appends:
-        for event in append.events:
-            if is_start(append.stream_id, event):
-                yield append.stream_id, event
-        yield from _starts(out.body for out in append.outgoing if isinstance(out.body, StreamAppend))
+def _gather_starts(append: StreamAppend, starts: list[Start]) -> None:
+    starts += [(append.stream_id, event) for event in append.events if is_start(append.stream_id, event)]
+    for outgoing in append.outgoing:
+        if isinstance(outgoing.body, StreamAppend):
+            _gather_starts(outgoing.body, starts)
 
 
-def _bare(event: NewEvent, tree: Node) -> list[str]:
+def _bare(event: NewEvent, tree: Node, cipher: str | None) -> list[str]:
     """The patterns of the values still to be sealed, one for each value. Null is none: nothing stands there."""
-    cipher = _cipher_before(event)
     covers: list[str] = []
 
     def look(value: Json, pattern: str, _path: str) -> Json:

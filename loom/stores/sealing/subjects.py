@@ -78,6 +78,8 @@ class Subjects:
 
     def learn(self, starts: Sequence[Start]) -> None:
         """Remember what durable first events tell. What one tells of others gives way to what they say themselves."""
+        if not starts:
+            return
         own = {stream_id for stream_id, _ in starts}
         for stream_id, subject in named_by(starts).items():
             if stream_id in own or stream_id not in self._known:
@@ -89,4 +91,6 @@ class Subjects:
         """Learn from events that were read."""
         for envelope in envelopes:
             if envelope.sequence == 0 and is_start(envelope.stream_id, envelope):
-                self.learn([(envelope.stream_id, envelope)])
+                stream_id = envelope.stream_id
+                if self._known.get(stream_id) != subject_in(envelope.data, stream_id):
+                    self.learn([(stream_id, envelope)])
