@@ -91,6 +91,8 @@ from loom.runtime import (
     Handle,
     Principal,
     Runtime,
+    Schedule,
+    ScheduleView,
     execution_access_policy,
 )
 
@@ -152,6 +154,8 @@ __all__ = [
     "RegistryError",
     "RetryPolicy",
     "Runtime",
+    "Schedule",
+    "ScheduleView",
     "SchemaRefusedError",
     "SchemaUnreadableError",
     "SealedPayloadUnreadableError",

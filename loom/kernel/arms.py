@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from loom.errors import ChildFailedError, InvalidInputError
 from loom.ids import RESERVED_PREFIX
-from loom.kernel.commands import Arm, Wait
-from loom.kernel.inbox import child_topic
+from loom.kernel.commands import Arm, SendMessage, Wait
+from loom.kernel.inbox import CANCEL_TOPIC, child_topic
 from loom.kernel.values import load_json
 
 if TYPE_CHECKING:
@@ -128,6 +128,22 @@ class ChildHandle(Generic[T]):
         selected = await select(self._machine, (child(self),))
         value: T = selected.value
         return value
+
+    async def cancel(self, reason: str | None = None) -> None:
+        """Ask for its cancellation; returns once that is in the log. Its end says whether it came in time.
+
+        Raises:
+            StepFailedError: there is no such execution.
+        """
+        machine = self._machine
+        site = machine.next_site()
+        given = f"{machine.info.execution_id}/{site}"
+        future = machine.ask(SendMessage(site, self.id, CANCEL_TOPIC, {"reason": reason}, given))
+        try:
+            await future
+        except CancelledError:
+            machine.abandon(site)
+            raise
 
     def __await__(self) -> Generator[Any, Any, T]:
         return self.result().__await__()

@@ -279,6 +279,13 @@ class Context:
         child_id = await self._effect(site, command)
         return ChildHandle(self._machine, child_id, workflow, model)
 
+    def child(self, execution_id: str, flow: FlowDefinition[..., T] | str) -> ChildHandle[T]:
+        """A handle on a child that this chain has started already, say before it continued as new; asks for nothing."""
+        definition = flow if isinstance(flow, FlowDefinition) else None
+        name = flow if isinstance(flow, str) else flow.name
+        model = None if definition is None else definition.output_model
+        return ChildHandle(self._machine, check_execution_id(execution_id), name, model)
+
     async def send(
         self, execution_id: str, topic: str, payload: Any, *, message_id: str | None = None
     ) -> str:

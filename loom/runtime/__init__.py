@@ -10,6 +10,7 @@ from loom.runtime.access import (
 from loom.runtime.client import Client, wall_clock
 from loom.runtime.handle import Handle
 from loom.runtime.runtime import Runtime
+from loom.runtime.schedules import Overlap, Schedule, Schedules, ScheduleView
 
 __all__ = [
     "AccessRequest",
@@ -17,8 +18,12 @@ __all__ = [
     "Client",
     "ExecutionAccessPolicy",
     "Handle",
+    "Overlap",
     "Principal",
     "Runtime",
+    "Schedule",
+    "ScheduleView",
+    "Schedules",
     "execution_access_policy",
     "wall_clock",
 ]

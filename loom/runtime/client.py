@@ -20,6 +20,7 @@ from loom.runtime.inbox_verbs import InboxVerbs
 from loom.runtime.operators import Operators
 from loom.runtime.quarantine import Quarantine
 from loom.runtime.queries import Queries
+from loom.runtime.schedules import Schedules
 from loom.runtime.sealed import refused_as, refused_while_reading_as
 from loom.runtime.signals import ErrorCallback, Signals, WarnCallback
 from loom.runtime.subjects import SubjectVerbs
@@ -163,6 +164,11 @@ class Client(SubjectVerbs, InboxClient):
         if self._stores is None:
             raise StoreError("it is not open; use it as `async with`")
         return self._stores
+
+    @property
+    def schedules(self) -> Schedules:
+        """The verbs on schedules."""
+        return Schedules(self)
 
     # Starting and messaging -----------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from base64 import b32encode
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
-from loom.ids import RESERVED_PREFIX, inbox_stream
-from loom.kernel.inbox import child_topic
+from loom.ids import inbox_stream
+from loom.kernel.inbox import CANCEL_TOPIC, child_topic
 from loom.kernel.machine import RunInfo
 from loom.schemas.envelope import EVENT_SCHEMA, Json, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, Outgoing, StreamAppend
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from loom.kernel.commands import PublishRecord
     from loom.kernel.state import ExecutionState
     from loom.schemas.envelope import Envelope
-
-CANCEL_TOPIC: Final = f"{RESERVED_PREFIX}_cancel__"
-"""Reserved inbox topic on which a parent's cancellation reaches a child's chain; the owner of the chain acts on it."""
 
 FIRST_FENCE: Final = 1
 """Token that the append of sequence 0 holds (contracts: ``acquire_fence``)."""

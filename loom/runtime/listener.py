@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from loom.errors import StoreError
 from loom.ids import INBOX_PREFIX, RESERVED_PREFIX, inbox_topic, routing_id
+from loom.kernel.inbox import CANCEL_TOPIC
 from loom.runtime.driving import REFUSALS
-from loom.runtime.facts import CANCEL_TOPIC
 from loom.runtime.holds import held_back
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
 

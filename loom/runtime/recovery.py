@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 from loom.errors import LoomError, RedriveExhaustedError, StoreError
 from loom.ids import inbox_stream
 from loom.kernel.evidence import Evidence
-from loom.kernel.inbox import load_waits, topics_of
+from loom.kernel.inbox import CANCEL_TOPIC, load_waits, topics_of
 from loom.runtime.background import Background
 from loom.runtime.drivers import BY_HAND, Driver, driver_of, may_be_undriven, undriven
 from loom.runtime.driving import REFUSALS
-from loom.runtime.facts import CANCEL_TOPIC
 from loom.runtime.holds import held_topics
 from loom.runtime.wake_rows import timer_rows
 from loom.schemas.envelope import TERMINAL_KINDS, Kind

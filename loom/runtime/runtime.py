@@ -13,6 +13,7 @@ from loom.runtime.listener import Listener
 from loom.runtime.presence import PresenceKeeper
 from loom.runtime.recovery import IsAbandoned, Recovery
 from loom.runtime.refusals import RefusalScan
+from loom.runtime.schedules.flow import schedule_flow
 from loom.runtime.sealed import refused_as
 from loom.runtime.timers import TimerService
 from loom.stores.sealing.doctor import covers_of
@@ -43,6 +44,7 @@ class Runtime(Client):
         self, config: Config | None = None, *, is_abandoned: IsAbandoned | None = None, **options: Any
     ) -> None:
         super().__init__(config, **options)
+        self.flows.add(schedule_flow)
         self._is_abandoned = is_abandoned
         self._presence: PresenceKeeper | None = None
         self._timers: TimerService | None = None

@@ -196,6 +196,15 @@ class Verbs:
             raise UnknownFlowError(flow, engine.flows.names)
         return None
 
+    async def check_flow(self, flow: FlowDefinition[..., Any] | str) -> None:
+        """Refuse a flow that runs nowhere; one that is given itself, this node drives from now on.
+
+        Raises:
+            UnknownFlowError: no flow of that name runs here, or on any live node.
+        """
+        if self._definition(flow) is None and isinstance(flow, str):
+            await self._assert_runs_somewhere(flow)
+
     async def _assert_runs_somewhere(self, workflow: str) -> None:
         """Refuse a name that no live node announces. Where none lives, the start waits for one that does."""
         leases = self._engine.leases

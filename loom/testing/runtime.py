@@ -27,6 +27,7 @@ R = TypeVar("R")
 
 SETTLE_S: Final = 10.0
 _BREATH_S: Final = 0.002
+_CALM_TURNS: Final = 3
 _DAY_MS: Final = 86_400_000
 
 
@@ -143,7 +144,11 @@ class TimeSkippingRuntime(Runtime):
 
     async def settle(self) -> None:
         """Wait until nothing moves: every run rests, all of it is durable, and no due timer is left."""
-        await until(self._quiet, "rest of every run")
+        turns = 0
+        while turns < _CALM_TURNS:  # what became durable is heard of a turn of the loop later
+            await until(self._quiet, "rest of every run")
+            await asyncio.sleep(0)
+            turns = turns + 1 if self._quiet() else 0
 
     async def skip(
         self, ms: int = 0, *, seconds: float = 0, minutes: float = 0, hours: float = 0, days: float = 0

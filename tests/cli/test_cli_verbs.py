@@ -54,7 +54,7 @@ def test_cancel_ends_an_execution_once(fleet):
 
 def test_the_node_and_its_flows_are_announced(fleet):
     rows = fleet.json("leases")
-    assert [row["flows"] for row in rows if row["state"] == "live"] == [["order"]]
+    assert [row["flows"] for row in rows if row["state"] == "live"] == [["order", "loom.schedule"]]
 
 
 def test_list_follows_the_states_topic(fleet):

@@ -63,3 +63,9 @@ async def slow(ctx: Context, seconds: float) -> str:
     """A step that outlasts a TTL, and one behind it."""
     await ctx.run(slow_effect, ctx.execution_id, "first", seconds)
     return await ctx.run(slow_effect, ctx.execution_id, "second", 0.1)
+
+
+@flow("tick")
+async def tick(ctx: Context) -> str:
+    """One thing done for one instant."""
+    return await ctx.run(effect, ctx.execution_id, "tick")
