@@ -19,15 +19,25 @@ class Backoff:
         self._clock = clock
         self._first_ms, self._max_ms = first_ms, max_ms
         self._held: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._refused: set[str] = set()
 
-    def failed(self, about: str) -> int:
-        """Count a failure; return the delay in milliseconds before the next try."""
+    def failed(self, about: str, *, refused: bool = False) -> int:
+        """Count a failure; return the delay in milliseconds before the next try. ``refused``: another node may do better."""
         _, delay = self._held.pop(about, (0, 0))
         delay = min(delay * 2, self._max_ms) if delay else self._first_ms
         self._held[about] = (self._clock() + delay, delay)
+        if refused:
+            self._refused.add(about)
+        else:
+            self._refused.discard(about)
         if len(self._held) > MAX_TRACKED:
-            self._held.popitem(last=False)
+            oldest, _ = self._held.popitem(last=False)
+            self._refused.discard(oldest)
         return delay
+
+    def refused(self, about: str) -> bool:
+        """Whether its last failure was one of this node alone: something could not be opened here."""
+        return about in self._refused
 
     def blocked(self, about: str) -> bool:
         """Whether its delay has not passed yet."""
@@ -37,6 +47,7 @@ class Backoff:
     def cleared(self, about: str) -> None:
         """It went well: the next failure starts from the first delay."""
         self._held.pop(about, None)
+        self._refused.discard(about)
 
     def snapshot(self) -> dict[str, int]:
         """Instants until which each is held, for the operator."""

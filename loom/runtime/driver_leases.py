@@ -180,6 +180,22 @@ class DriverLeases:
             return None
         return self._spawn(self.keeper.release(lease.execution_id))
 
+    def give_up(self, driver: Driver) -> None:
+        """A driver is about to stop for good while its node lives: the row that it leaves to expire is the evidence that others need.
+
+        One that had none yet has one written for that: presence alone would vouch for it.
+        """
+        if driver.lease is not None:
+            self.leave(driver, forget=True)
+        else:
+            self._spawn(self._testify(driver.id))
+
+    async def _testify(self, execution_id: str) -> None:
+        if execution_id not in self._holds:
+            grant = await self.keeper.acquire(execution_id, lambda _reason: None, urgent=True)
+            if grant is Grant.GRANTED and execution_id not in self._holds:
+                self.keeper.forget(execution_id)
+
     def _hold(self, lease: DriverLease) -> None:
         self._holds.setdefault(lease.execution_id, set()).add(lease)
 

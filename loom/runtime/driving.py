@@ -264,15 +264,17 @@ class Driving(Reading):
 
     async def explain(self, execution_id: str) -> None:
         """Tell operators, and whoever waits for its end here, why a log cannot be read on this node, if it cannot."""
-        engine = self._engine
         try:
             loaded = await self.load(execution_id)
         except REFUSALS as error:
-            engine.refused(execution_id, error)
-            engine.waiters.refused(execution_id, error)
+            self._refused(execution_id, error)
             return
         if loaded is not None:
             self.tell_end(execution_id, loaded.history)
+
+    def _refused(self, execution_id: str, error: LoomError) -> None:
+        self._engine.refused(execution_id, error)
+        self._engine.waiters.refused(execution_id, error)
 
     async def drive_fresh(self, execution_id: str) -> bool:
         """Take up an execution that nobody drives yet: started, or answered, by a verb."""
@@ -284,8 +286,7 @@ class Driving(Reading):
             try:
                 loaded = await self.load(execution_id)
             except REFUSALS as error:
-                engine.refused(execution_id, error)
-                engine.waiters.refused(execution_id, error)
+                self._refused(execution_id, error)
                 return False
             if info is None or loaded is None or info.fence != loaded.observation.fence:
                 return False  # somebody took it between the two reads
@@ -381,9 +382,16 @@ class Driving(Reading):
         engine = self._engine
         async with self.exclusive(run.id):
             info = await engine.patiently(lambda: engine.events.info(run.id), run.id)
-            tail = await engine.patiently(
-                lambda: engine.events.read(run.id, run.journal.head + 1, PAGE), run.id
-            )
+            try:
+                tail = await engine.patiently(
+                    lambda: engine.events.read(run.id, run.journal.head + 1, PAGE), run.id
+                )
+            except REFUSALS as error:
+                if engine.leasing is not None:
+                    engine.leasing.give_up(run)
+                engine.drop(run)
+                self._refused(run.id, error)
+                return
             if engine.runs.get(run.id) is not run:
                 return
             ours = info is not None and info.fence == run.journal.fence

@@ -373,13 +373,11 @@ class Engine:
         self.spawn(self.events.truncate(stream_id, before), stream_id)
 
     def refused(self, execution_id: str, error: LoomError) -> None:
-        """Something cannot be opened here: told first and then every 16th; a row is left for a node that can.
-
-        What was erased opens nowhere, so for that none is left.
-        """
+        """Something cannot be opened here: told first and then every 16th; a row is left for a node that can."""
         self.signals.repeated_error(error, execution_id)
-        self.backoff.failed(execution_id)
-        if not isinstance(error, PayloadShreddedError):
+        erased = isinstance(error, PayloadShreddedError)
+        self.backoff.failed(execution_id, refused=not erased)
+        if not erased:  # else it opens nowhere
             self.driving.leave_inbox_row(execution_id, "refusal")
 
     def held(self, execution_id: str, error: QuarantineHeldError) -> None:

@@ -8,7 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from loom.errors import ExecutionFinishedError, KeyUnavailableError, SubjectNotFoundError
+from loom.errors import (
+    ExecutionDeniedError,
+    ExecutionFinishedError,
+    KeyUnavailableError,
+    SubjectNotFoundError,
+)
 from loom.kernel.readable import sealed_refusal
 from loom.operator import SealedDetail
 from loom.runtime import endings, facts
@@ -130,7 +135,14 @@ class Erasure:
 
     async def _judged(self, op: str, subject: str, principal: Principal | None) -> tuple[LogView, ...]:
         views = await self._subjects.survey(subject)
-        await self._gate.judge_subject(op, subject, [view.started for view in views], principal)
+        denied: ExecutionDeniedError | None = None
+        try:
+            await self._gate.judge_subject(op, subject, [view.started for view in views], principal)
+        except ExecutionDeniedError as error:
+            denied = error.with_traceback(None)
+        if denied is not None:
+            del views  # nothing that was read stays in the frames of a denial
+            raise denied
         if not views:
             raise SubjectNotFoundError(subject)
         return views

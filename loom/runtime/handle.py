@@ -12,6 +12,7 @@ from loom.errors import (
     FlowFailedError,
     StoreError,
 )
+from loom.runtime.sealed import refused_to_holder
 from loom.runtime.waiters import Ending
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Kind
 
@@ -39,10 +40,12 @@ class Handle(Generic[R]):
         self._flow = flow
         self._future = future
         self._result: Ending | None = None
+        self._signals = engine.signals
 
     def __repr__(self) -> str:
         return f"<execution {self.execution_id}>"
 
+    @refused_to_holder("load_state")
     async def result(self, timeout: float | None = None) -> R:  # noqa: ASYNC109 - a bound that callers name
         """Wait for the end and return the result, typed by the flow where it is known here.
 
@@ -52,6 +55,7 @@ class Handle(Generic[R]):
             FlowFailedError: the flow failed. FlowCancelledError: it was cancelled.
             DeadlineExceededError: it has not ended in time. ExecutionNotFoundError: there is no such execution.
             FlowDivergedError, SealedPayloadUnreadableError: this node drives it and cannot go on.
+            SealedStreamUnreadableError: something of its log cannot be opened here, though the result might be.
         """
         if self._result is None and timeout is None:
             self._result = await self._ending()
@@ -65,13 +69,14 @@ class Handle(Generic[R]):
         assert self._result is not None
         return self._open(self._result)
 
+    @refused_to_holder("query")
     async def status(self) -> str:
         """``running``, ``suspended``, ``completed``, ``failed``, ``cancelled`` or ``continued``.
 
         Raises:
-            ExecutionNotFoundError: there is no such execution.
+            ExecutionNotFoundError: there is no such execution. SealedStreamUnreadableError: its log cannot be opened here.
         """
-        info = await self._engine.events.info(self.execution_id)
+        info = await self._engine.driving.assert_opens(self.execution_id)
         if info is None:
             raise ExecutionNotFoundError(self.execution_id)
         return status_of(info.status)
@@ -114,13 +119,12 @@ class Handle(Generic[R]):
             future = None
 
     async def _recorded(self, execution_id: str) -> Ending | None:
-        events = self._engine.events
-        info = await events.info(execution_id)
+        info = await self._engine.driving.assert_opens(execution_id)
         if info is None:
             raise ExecutionNotFoundError(execution_id)
         if info.status not in TERMINAL_KINDS:
             return None
-        last = await terminal_of(events, execution_id, info.head)
+        last = await terminal_of(self._engine.events, execution_id, info.head)
         return None if last is None else Ending(last.type, last.data)
 
     async def _followed(self, execution_id: str) -> Ending:

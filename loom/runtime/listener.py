@@ -14,6 +14,7 @@ from loom.ids import INBOX_PREFIX, RESERVED_PREFIX, inbox_topic, routing_id
 from loom.kernel.inbox import CANCEL_TOPIC
 from loom.runtime.driving import REFUSALS
 from loom.runtime.holds import held_back
+from loom.runtime.phase import Phase
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
 
 if TYPE_CHECKING:
@@ -115,10 +116,12 @@ class Listener:
         """This node cannot open what was written: it has no part in the execution any more, and tells why."""
         engine, stream_id = self._engine, committed.stream_id
         run = engine.runs.get(stream_id)
+        driven = committed.envelopes[-1].metadata.get("node") is not None
         if run is not None:
+            if not driven and run.phase is not Phase.PARKED and engine.leasing is not None:
+                engine.leasing.give_up(run)  # driven, it is another's by now, under a newer fence
             run.stop()
             engine.forget(run)
-        driven = committed.envelopes[-1].metadata.get("node") is not None
         if not driven or engine.waiters.waited_for(stream_id):  # else whoever wrote it goes on with it
             engine.spawn(engine.driving.explain(stream_id), stream_id)
 

@@ -64,10 +64,11 @@ class Queries:
         return await engine.patiently(lambda: engine.driving.read_all(execution_id, seen.head), execution_id)
 
     async def follow(self, execution_id: str, principal: Principal | None) -> AsyncIterator[Envelope]:
-        """Events from the first on, live, through successors, until the end."""
+        """Events from the first on, live, through successors, until the end. Nothing of a log that cannot be opened here."""
         await self._verbs.judged("load_state", execution_id, principal)
         current: str | None = execution_id
         while current is not None:
+            await self._engine.driving.assert_opens(current)
             stream, current = self._engine.events.subscribe(current, 0), None
             async for envelope in stream:
                 yield envelope
@@ -87,13 +88,14 @@ class Queries:
     async def follow_to_head(self, execution_id: str, principal: Principal | None) -> str:
         """The execution that its chain is at now."""
         await self._verbs.judged("load_state", execution_id, principal)
-        return await self._engine.driving.current(execution_id)
+        head = await self._engine.driving.current(execution_id)
+        await self._engine.driving.assert_opens(head)
+        return head
 
     async def status(self, execution_id: str, principal: Principal | None) -> str:
         """Its status, from the last event alone."""
         await self._verbs.judged("query", execution_id, principal)
-        info = await self._engine.events.info(execution_id)
+        info = await self._engine.driving.assert_opens(execution_id)
         if info is None:
             raise ExecutionNotFoundError(execution_id)
-        await self._engine.driving.assert_readable(info)
         return status_of(info.status)

@@ -62,7 +62,14 @@ class Reading:
             SealedStreamUnreadableError, PayloadShreddedError: as the store's guarded read.
         """
         if info is not None and info.sealed:
-            await self.read_all(info.stream_id, info.head)
+            await self._engine.patiently(lambda: self.read_all(info.stream_id, info.head), info.stream_id)
+
+    async def assert_opens(self, execution_id: str) -> StreamInfo | None:
+        """As ``assert_readable``, of a log by its id; return what is known of it, None where there is none."""
+        engine = self._engine
+        info = await engine.patiently(lambda: engine.events.info(execution_id), execution_id)
+        await self.assert_readable(info)
+        return info
 
     async def _read_on(self, stream_id: str, page: list[Envelope], head: int) -> list[Envelope]:
         history = [e for e in page if e.sequence <= head]
@@ -76,25 +83,36 @@ class Reading:
 
     async def head_of(self, execution_id: str) -> str:
         """The execution that a chain is at now: follow successors."""
-        current = execution_id
-        while True:
-            run = self._engine.runs.get(current)
-            if run is not None:
-                return current
-            last = await self._engine.events.read_last(current)
-            if last is None or last.type not in TERMINAL_KINDS | SIDE_KINDS:
-                return current
-            if last.type != Kind.EXECUTION_CONTINUED:
-                successor = await self._successor(current) if last.type in SIDE_KINDS else None
-                if successor is None:
-                    return current
-                current = successor
-            else:
-                current = str(last.data["successorId"])
+        return (await self._path(execution_id))[-1]
 
     async def current(self, execution_id: str) -> str:
-        """As ``head_of``, for a verb: patient with a store that does not answer at once."""
-        return await self._engine.patiently(lambda: self.head_of(execution_id), execution_id)
+        """As ``head_of``, for a verb: patient with a store that does not answer at once, and every log passed is judged.
+
+        Raises:
+            SealedStreamUnreadableError, PayloadShreddedError: one that was passed cannot be opened here. Of the head no more
+                than its last event is judged.
+        """
+        path = await self._engine.patiently(lambda: self._path(execution_id), execution_id)
+        for passed in path[:-1]:
+            await self.assert_opens(passed)
+        return path[-1]
+
+    async def _path(self, execution_id: str) -> list[str]:
+        """The executions from one to its chain's head, by the end of each log."""
+        path = [execution_id]
+        while path[-1] not in self._engine.runs:
+            current = path[-1]
+            last = await self._engine.events.read_last(current)
+            if last is None or last.type not in TERMINAL_KINDS | SIDE_KINDS:
+                break
+            if last.type == Kind.EXECUTION_CONTINUED:
+                path.append(str(last.data["successorId"]))
+                continue
+            successor = await self._successor(current) if last.type in SIDE_KINDS else None
+            if successor is None:
+                break
+            path.append(successor)
+        return path
 
     async def _successor(self, execution_id: str) -> str | None:
         """Successor of an execution whose log ends with control records."""

@@ -15,11 +15,12 @@ from loom.runtime.background import Background
 from loom.runtime.driving import REFUSALS
 from loom.runtime.holds import held_back
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
+from loom.stores.contracts import WakeRow
 
 if TYPE_CHECKING:
     from loom.runtime.engine import Engine
     from loom.runtime.recovery import Recovery
-    from loom.stores.contracts import WakeRow, WakeStore
+    from loom.stores.contracts import WakeStore
 
 EVERY_S: Final = 0.5
 PAGE: Final = 128
@@ -117,6 +118,10 @@ class RefusalScan(Background):
             return True
         if loaded.state.status != "suspended":
             return False  # its driver lives, or nobody knows yet
+        alarms = [WakeRow(execution_id, at, "timer") for at in driving.timers_of(loaded.state)]
+        # The owner cannot read what it sleeps until: where alarms were lost, nobody else writes them again.
+        if alarms and not await self._engine.schedule(alarms):
+            return False
         return await driving.answerable(loaded.state) is None
 
     def _held_up(self, execution_id: str) -> bool:

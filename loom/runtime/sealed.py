@@ -29,6 +29,13 @@ class Refuses(Protocol):
     _signals: Signals
 
 
+class Holds(Protocol):
+    """What names one execution, and is judged by nobody: it is its process's own."""
+
+    execution_id: str
+    _signals: Signals
+
+
 def refused_as(op: str) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
     """Word a sealed refusal of a verb as that verb's denial. The verb's first parameter is the execution id.
 
@@ -64,6 +71,25 @@ def refused_while_reading_as(
                 refusal = await _worded(read, op, args, kwargs)
             else:
                 return
+            raise refusal
+
+        return guarded
+
+    return decorate
+
+
+def refused_to_holder(op: str) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
+    """As ``refused_as``, for what a handle is asked: no policy judges it, so none words its refusal."""
+
+    def decorate(asked: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        @wraps(asked)
+        async def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return await asked(*args, **kwargs)
+            except SealedStreamUnreadableError as read:
+                held: Holds = args[0]  # type: ignore[assignment]
+                refusal = reworded(read, op, execution_id=held.execution_id)
+                held._signals.repeated_storage_error(refusal, held.execution_id)  # noqa: SLF001 - of the same runtime
             raise refusal
 
         return guarded

@@ -282,10 +282,9 @@ class Verbs:
             engine.driving.current(execution_id),
             engine.patiently(lambda: engine.events.info(execution_id), execution_id),
         )
-        await engine.driving.assert_readable(info)
         if head != execution_id:
             info = await engine.patiently(lambda: engine.events.info(head), head)
-            await engine.driving.assert_readable(info)
+        await engine.driving.assert_readable(info)
         # One that continues meanwhile has an heir.
         return info.status if info is not None and info.status in ENDINGS else None
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from loom.errors import ConfigError
+from loom.errors import ConfigError, PayloadShreddedError, SealedStreamUnreadableError
 from loom.kernel.inbox import load_waits, wakes_of
+from loom.runtime.driving import INBOX_ROW_AT
 from loom.runtime.handle import terminal_of
 from loom.schemas.envelope import Kind
 from loom.stores.contracts import WakeRow
@@ -22,6 +23,8 @@ PAGE: Final = 500
 async def rebuild_wakes(engine: Engine, *, dry_run: bool) -> int:
     """Write the wake row of every open timer again; return how many there are. Rows that stand stay as they are.
 
+    An execution that this node cannot open is told, and left to one that can by a refusal row.
+
     Raises:
         ConfigError: there is no wake store, or open executions cannot be listed from here.
     """
@@ -30,8 +33,15 @@ async def rebuild_wakes(engine: Engine, *, dry_run: bool) -> int:
     count = 0
     async for info in open_logs(engine):
         if info.status == Kind.EXECUTION_SUSPENDED:
-            rows = await timer_rows(engine, info)
-            count += len(rows)
+            try:
+                rows = await timer_rows(engine, info)
+            except PayloadShreddedError:
+                continue  # nobody drives it any more
+            except SealedStreamUnreadableError as error:
+                engine.signals.repeated_error(error, info.stream_id)
+                rows = [WakeRow(info.stream_id, INBOX_ROW_AT, "refusal")]
+            else:
+                count += len(rows)
             if rows and not dry_run:
                 await engine.wakes.schedule(rows)
                 for row in rows:

@@ -228,6 +228,16 @@ async def test_state_query_and_park_of_a_parked_execution(runtime):
     assert await runtime.status(handle.execution_id) == "completed"
 
 
+async def test_a_sender_that_repeats_itself_is_told_the_same_after_the_end(runtime):
+    handle = await runtime.start(adds_then_waits, 1)
+    assert await runtime.send(handle.execution_id, "go", 1, message_id="m", sender="s") == "m"
+    await handle.result(5)
+    assert await runtime.send(handle.execution_id, "go", 1, message_id="m", sender="s") == "m"
+    for other in ({"message_id": "m"}, {"message_id": "n", "sender": "s"}, {}):
+        with pytest.raises(ExecutionFinishedError):
+            await runtime.send(handle.execution_id, "go", 1, **other)
+
+
 async def test_follow_yields_every_event_until_the_end(fleet):
     async with fleet.runtime("node", [adds_then_waits]) as runtime, fleet.client() as client:
         handle = await runtime.start(adds_then_waits, 1)

@@ -9,6 +9,7 @@ from loom import (
     Principal,
     flow,
 )
+from loom.kernel.state import ExecutionState
 from loom.schemas.envelope import EVENT_SCHEMA, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, StreamAppend
 from loom.stores.keys.memory import KeyTable, MemoryKeyStore
@@ -100,11 +101,13 @@ async def parked(runtime, execution_id):
     await until(lambda: execution_id in runtime._engine.parked_runs, "the park")
 
 
-async def start(mixed, execution_id="sealed", principal=ALICE):
+async def start(mixed, execution_id="sealed", principal=ALICE, subject="s"):
     async with mixed.node("capable", owns=True) as capable:
-        await capable.start(two_halves, SECRET, execution_id=execution_id, subject="s", principal=principal)
+        await capable.start(
+            two_halves, SECRET, execution_id=execution_id, subject=subject, principal=principal
+        )
         await parked(capable, execution_id)
-    await mixed.prepare("s")
+    await mixed.prepare(subject)
 
 
 def verbs(runtime, execution_id, principal):
@@ -131,7 +134,22 @@ def verbs(runtime, execution_id, principal):
         "recover": lambda: runtime.recover(execution_id, principal=principal),
         "recover_abandoned": lambda: runtime.recover_abandoned(execution_id, principal=principal),
         "resume_as": lambda: runtime.resume_as(execution_id, two_halves, principal=principal),
+        "restore": lambda: runtime.restore_from_state(execution_id, ExecutionState(), principal=principal),
         "discard": lambda: runtime.discard_inbox(execution_id, "go", principal=principal),
+        "quarantine": lambda: runtime.quarantine_inbox(execution_id, "go", principal=principal),
+        "release": lambda: runtime.release_inbox(execution_id, "go", "m", principal=principal),
+        "drop": lambda: runtime.release_inbox(
+            execution_id, "go", "m", disposition="discard", principal=principal
+        ),
+    }
+
+
+def subject_verbs(runtime, subject, principal):
+    return {
+        "erase": lambda: runtime.erase_subject(subject, principal=principal),
+        "erase, tried": lambda: runtime.erase_subject(subject, dry_run=True, principal=principal),
+        "shred": lambda: runtime.shred_subject(subject, principal=principal),
+        "export": lambda: runtime.export_subject(subject, principal=principal),
     }
 
 

@@ -1,0 +1,200 @@
+"""What breaks in a mixed fleet, tried: alarms lost under an owner that cannot open, chains, events that appear under a run."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from mixed import ALICE, KINDS, SECRET, SENSITIVE, Fleet, Trouble, seen, two_halves
+
+from loom import flow
+from loom.operator import is_sealed_unreadable
+from loom.schemas.codec import decode_envelope
+from loom.schemas.envelope import EVENT_SCHEMA, Kind, NewEvent
+from loom.stores.contracts import StreamAppend
+from loom.stores.keys.memory import MemoryKeyStore
+from loom.stores.sealing.encrypting import EncryptingEventStore
+from loom.testing.runtime import until
+
+SOON_MS = 1_500
+NAPS = 8
+
+
+async def note(value):
+    return value + "!"
+
+
+@flow("sleeps")
+async def sleeps(ctx, secret):
+    kept = await ctx.run(note, secret)
+    await ctx.sleep(SOON_MS / 1000)
+    return kept
+
+
+@flow("goes-on")
+async def goes_on(ctx, given):
+    kept = await ctx.run(note, given["secret"])
+    if given["left"]:
+        await ctx.continue_as_new({"secret": kept, "left": given["left"] - 1})
+    return kept + await ctx.receive("go")
+
+
+@flow("naps")
+async def naps(ctx, secret):
+    for _ in range(NAPS):
+        await ctx.sleep(0.05)
+        secret = await ctx.run(note, secret)
+    return secret
+
+
+FLOWS = [two_halves, sleeps, goes_on, naps]
+
+
+@pytest.fixture
+async def mixed():
+    seen.clear()
+    fleet = Fleet()
+    await fleet.prepare("s")
+    return fleet
+
+
+def node(mixed, kind, *, owned, trouble=None, flows=FLOWS):
+    events = mixed.stored(kind, mixed.fleet.store(None if owned else ()))
+    options = trouble.options if trouble is not None else {}
+    return mixed.fleet.runtime(kind.replace(" ", "-"), flows, events=events, **options)
+
+
+def log_of(mixed, execution_id):
+    return [decode_envelope(raw) for raw in mixed.resting(execution_id).get(execution_id, ())]
+
+
+def types_of(mixed, execution_id):
+    return [event.type for event in log_of(mixed, execution_id)]
+
+
+def writers(mixed):
+    found = {
+        str(decode_envelope(raw).metadata.get("node", "")).split(":")[0]
+        for raws in mixed.resting().values()
+        for raw in raws
+    }
+    return found - {""}
+
+
+# -- alarms --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_alarm_that_was_lost_under_an_owner_that_cannot_open_rings_all_the_same(mixed, kind):
+    """The wake store was emptied; the owner of the shard cannot read what the execution waits for."""
+    async with node(mixed, "capable", owned=True) as first:
+        await first.start(sleeps, SECRET, execution_id="x", subject="s", principal=ALICE)
+        await until(lambda: "x" in first._engine.parked_runs, "the park")
+    mixed.fleet.wakes.flush()
+    async with node(mixed, kind, owned=True), node(mixed, "capable", owned=False):
+        await until(lambda: types_of(mixed, "x")[-1] == Kind.EXECUTION_COMPLETED, "the end", 20)
+        await until(lambda: not mixed.fleet.wakes.slots, "the rows to go", 20)
+    assert writers(mixed) == {"capable"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_one_alarm_after_another_rings_in_time_though_the_owner_backs_off(mixed, kind):
+    """Each alarm reaches the owner of the shard first, which refuses; its back-off is its own and delays nobody else."""
+    async with node(mixed, kind, owned=True), node(mixed, "capable", owned=False) as capable:
+        async with mixed.node("capable") as client:
+            client.flows.add(naps)
+            await client.start("naps", SECRET, execution_id="x", subject="s", principal=ALICE)
+        assert await capable.handle("x").result(2 * NAPS) == SECRET + NAPS * "!"
+    assert writers(mixed) == {"capable"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_rebuild_of_alarms_leaves_what_it_cannot_open_to_others_and_goes_on(mixed, kind):
+    async with node(mixed, "capable", owned=True) as first:
+        await first.start(sleeps, SECRET, execution_id="x", subject="s", principal=ALICE)
+        await until(lambda: "x" in first._engine.parked_runs, "the park")
+    async with mixed.fleet.runtime("plain", FLOWS, events=mixed.fleet.store()) as plain:
+        await plain.start(sleeps, "open", execution_id="y")
+        await until(lambda: "y" in plain._engine.parked_runs, "the park")
+    mixed.fleet.wakes.flush()
+    trouble = Trouble()
+    async with mixed.node(kind, owns=True, trouble=trouble) as rebuilding:
+        rebuilding.flows.add(sleeps)
+        assert await rebuilding.rebuild_wakes(dry_run=True) == 1
+        assert await rebuilding.rebuild_wakes() == 1
+        rows = lambda i: {slot.row.kind for key, slot in mixed.fleet.wakes.slots.items() if key[0] == i}  # noqa: E731
+        await until(lambda: "refusal" in rows("x"), "the row of what was refused")
+        assert any(is_sealed_unreadable(error) for error, about in trouble.errors if about == "x")
+
+
+# -- chains --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_chain_goes_on_though_its_owner_can_open_none_of_it(mixed, kind):
+    async with node(mixed, kind, owned=True), node(mixed, "capable", owned=False) as capable:
+        async with mixed.node("capable") as client:
+            client.flows.add(goes_on)
+            given = {"secret": SECRET, "left": 3}
+            await client.start("goes-on", given, execution_id="x", subject="s", principal=ALICE)
+            await client.send("x", "go", "-z", principal=ALICE)
+        assert await capable.handle("x").result(20) == f"{SECRET}!!!!-z"
+    assert writers(mixed) == {"capable"}
+
+
+# -- under a run ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["raw", "poorer"])
+@pytest.mark.parametrize("owned", [True, False], ids=["heard of", "found out"])
+async def test_what_is_sealed_under_a_run_of_a_node_that_cannot_open_it_moves_the_run(mixed, kind, owned):
+    """A control record, sealed, appears behind the events of a run: its node stops, and a capable one takes over."""
+    began, gate = asyncio.Event(), asyncio.Event()
+
+    async def held(value):
+        began.set()
+        await gate.wait()
+        return value + "!"
+
+    @flow("works")
+    async def works(ctx, value):
+        return await ctx.run(held, value)
+
+    trouble = Trouble()
+    async with node(mixed, kind, owned=True, trouble=trouble, flows=[works]) as first:
+        if not owned:
+            first._engine.owning._inner.listen(_Deaf())
+        await first.start(works, "open", execution_id="x", subject="s")
+        await asyncio.wait_for(began.wait(), 10)
+        sealing = EncryptingEventStore.over(
+            mixed.fleet.store(()),
+            MemoryKeyStore(mixed.keys),
+            {**SENSITIVE, Kind.EXECUTION_DENIED: ("reason",)},
+        )
+        denial = NewEvent(
+            "d", Kind.EXECUTION_DENIED, {"op": "send", "reason": SECRET}, {"schema": EVENT_SCHEMA}
+        )
+        seen_now = await sealing.observe("x")
+        await sealing.append(StreamAppend("x", (denial,), observation=seen_now))
+        gate.set()
+        await until(lambda: "x" not in first._engine.runs, "the run to go")
+        await until(
+            lambda: any(is_sealed_unreadable(e) for e, about in trouble.errors if about == "x"), "a word"
+        )
+        rich = mixed.fleet.runtime("rich", [works], events=sealing)
+        async with rich:
+            await until(lambda: types_of(mixed, "x")[-1] == Kind.EXECUTION_COMPLETED, "the end", 20)
+    assert Kind.EXECUTION_FAILED not in types_of(mixed, "x")
+
+
+class _Deaf:
+    """A listener that is told nothing more."""
+
+    def committed(self, batch):
+        pass
+
+    def gained(self, shard):
+        pass
+
+    def lost(self, shard):
+        pass
