@@ -120,6 +120,7 @@ WITHOUT = {
     "start": "a taken id is still taken: test_a_start_on_a_taken_id_says_that_it_is_taken",
     "handle": "reads nothing; what it says is judged: test_a_handle_is_refused_too",
     "held": "for operators of the fleet; a log that does not open is a row that says so",
+    "look_after_copies": "of a node's own processors, and no caller's: ids and counts, at rest",
     "findings": "names executions that no node opens, to operators",
     "rebuild_wakes": "goes on past what does not open: test_mixed_breaks.py",
     "add_flow": "",
