@@ -19,6 +19,8 @@ ACCESS = "tests/runtime/test_runtime_access.py"
 MIXED = "tests/sealing/test_mixed_fleet.py"
 OWNER = "tests/sealing/test_incapable_owner.py"
 REFUSALS = "tests/sealing/test_refusals.py"
+FURTHER = "tests/sealing/test_sealed_further_on.py"
+BREAKS = "tests/sealing/test_mixed_breaks.py"
 GUARDED = "tests/sealing/test_guarded.py"
 SEALING = "tests/sealing/test_sealing.py"
 OPENING = "tests/sealing/test_opening.py"
@@ -73,7 +75,7 @@ SENTENCES = [
     ("D7", "every wrapper forwards, overrides or refuses every optional method", WRAPPERS, "test_every_method_is_declared"),
     ("D7", "shards that disagree are refused, judged each time", SHARDED, "test_the_question_is_judged_each_time"),
     ("D7", "the list of funnels is pinned", FUNNELS, "test_every_place_that_reads_a_stream_is_known"),
-    ("D7", "before fold, replay, policy and fence", REFUSALS, "test_a_log_that_is_sealed_further_on_is_refused_before_its_fence_is_taken"),
+    ("D7", "before fold, replay, policy and fence", FURTHER, "test_every_verb_is_refused_before_anything_is_used_and_before_a_fence"),
     ("D7", "the refusal equals the denial of an ownerless execution", REFUSALS, "test_a_refusal_equals_that_of_an_ownerless_execution"),
     ("D7", "on the command line, too", CLI, "test_every_command_answers_as_for_an_ownerless_execution"),
     ("D7", "nothing reachable from it names its cause", GUARDED, "test_nothing_reachable_from_the_refusal_names_its_cause"),
