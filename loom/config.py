@@ -97,7 +97,7 @@ class Access(_Section):
     """Who may act on executions (system.md 0, "Access")."""
 
     operators: Names = ()
-    """Actors that may discard, quarantine and release; denied to all others, owners included."""
+    """Actors that may discard, quarantine, release, purge and delete; denied to all others, owners included."""
 
 
 class Config(BaseSettings):
@@ -155,6 +155,8 @@ class Config(BaseSettings):
     """Parked executions kept in memory; others are replayed when they wake."""
     max_recoveries: int = Field(default=20, ge=1)
     """Recoveries of one execution without progress before it is left to an operator."""
+    retention_ms: int | None = Field(default=None, ge=1)
+    """How long a chain is kept after its end, with all that belongs to it; none: for ever."""
     recovery_interval_ms: int = Field(default=60_000, ge=50)
     """How often the open executions of owned shards are walked."""
     presence_ttl_ms: int | None = Field(default=None, ge=MIN_TTL_MS)

@@ -10,6 +10,7 @@
     ├── ExecutionNotFoundError            exit 1
     ├── ExecutionAlreadyExistsError       exit 1
     ├── ExecutionFinishedError            exit 1: the verb needs a live execution
+    ├── ExecutionNotFinishedError         exit 1: the verb needs one that has ended
     ├── GateNotOpenError                  exit 1: retry once the flow waits at the gate
     ├── ExecutionDeniedError              exit 1
     │   └── SealedStreamUnreadableError   (indistinguishable to a caller, system.md 2.4)
@@ -126,6 +127,16 @@ class ExecutionFinishedError(LoomError):
     def __init__(self, op: str, execution_id: str, status: str) -> None:
         self.op, self.execution_id, self.status = op, execution_id, status
         super().__init__(f"cannot {op} execution {execution_id!r}: it is {status}; start a new one")
+
+
+class ExecutionNotFinishedError(LoomError):
+    """The verb removes what has ended, and this has not."""
+
+    def __init__(self, op: str, execution_id: str, status: str) -> None:
+        self.op, self.execution_id, self.status = op, execution_id, status
+        super().__init__(
+            f"cannot {op} execution {execution_id!r}: it is {status}; wait for its end, or `loom cancel` it first"
+        )
 
 
 class GateNotOpenError(LoomError):

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from loom.cli import bench, doctor, executions, inbox, node, recovery, schedules, simulation, subjects
+from loom.cli import (
+    bench,
+    doctor,
+    executions,
+    inbox,
+    node,
+    recovery,
+    removal,
+    schedules,
+    simulation,
+    subjects,
+)
 from loom.cli.common import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, out
 from loom.cli.topics import app as topics_app
 from loom.errors import LoomError, public_fields
@@ -25,7 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for group in (node, doctor, executions, inbox, recovery, schedules, subjects, bench, simulation):
+for group in (node, doctor, executions, inbox, recovery, removal, schedules, subjects, bench, simulation):
     group.register(app)
 app.add_typer(topics_app, name="topics", help="The topic catalogue against the cluster.")
 

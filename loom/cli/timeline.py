@@ -158,6 +158,7 @@ _TELLERS: Final[dict[str, Callable[[Data], str]]] = {
     Kind.MESSAGE_SENT: lambda d: f"sent {d.get('topic')!r} to {d.get('executionId')}",
     Kind.RECORD_PUBLISHED: lambda d: f"published to {d.get('topic')}",
     Kind.OUTCOME_RECORDED: lambda _: "outcome recorded",
+    Kind.EXECUTION_PURGED: lambda d: f"{d.get('scope')} removed by {_actor(d.get('operator'))}",
     Kind.ERASURE_PENDING: lambda d: f"erasure of {d.get('subjectId')} begun",
     Kind.PAYLOAD_SHREDDED: lambda d: f"{d.get('subjectId')} is erased: the key is destroyed",
 }

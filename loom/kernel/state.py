@@ -13,7 +13,7 @@ from typing import Final
 from loom.errors import DecodeError, StreamBrokenError
 from loom.kernel.inbox import CHILD_TOPIC_PREFIX, remember, seed_inbox
 from loom.kernel.quarantine import fold_quarantined, fold_released, seed_holds, settle_consumed
-from loom.schemas.envelope import Envelope, Json, Kind
+from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind
 
 STATE_VERSION: Final = 1
 
@@ -96,12 +96,13 @@ def fold(state: ExecutionState, envelope: Envelope) -> bool:
         an event of an unknown kind, or one that cannot follow the execution's end.
 
     Raises:
-        StreamBrokenError: the event does not follow the head.
+        StreamBrokenError: the event does not follow the head. Behind sequence 0 a purged log goes on at its end, or at
+            what was erased of it.
     """
     sequence = envelope.sequence
     if sequence <= state.head:
         return False
-    if sequence != state.head + 1:
+    if sequence != state.head + 1 and (state.head != 0 or envelope.type not in CLOSING_KINDS):
         raise StreamBrokenError(envelope.stream_id, sequence, f"it follows {state.head}")
     state.head = sequence
     state.timestamp = envelope.timestamp
@@ -285,6 +286,9 @@ _HANDLERS: Final[dict[str, Callable[[ExecutionState, Envelope], None]]] = {
     Kind.PAYLOAD_SHREDDED: _shredded,
     Kind.OUTCOME_RECORDED: _outcome,
 }
+
+CLOSING_KINDS: Final = TERMINAL_KINDS | {Kind.ERASURE_PENDING, Kind.PAYLOAD_SHREDDED}
+"""Where a log whose history was purged goes on behind its first event (docs/adr/0036)."""
 
 _AFTER_THE_END: Final = frozenset({Kind.ERASURE_PENDING, Kind.PAYLOAD_SHREDDED, Kind.OUTCOME_RECORDED})
 """Control records that may follow the end."""

@@ -10,6 +10,8 @@ from loom.processors.bridge import RuntimeBridge
 from loom.processors.fold import FoldService
 from loom.processors.fold_partition import FoldSettings
 from loom.processors.host import AppHost
+from loom.processors.retention import Retention, retention_of
+from loom.stores.contracts import OwningEventStore
 from loom.topics.catalogue import Catalogue
 
 if TYPE_CHECKING:
@@ -22,10 +24,11 @@ if TYPE_CHECKING:
 
 DELIVERY: Final = "delivery"
 FOLD: Final = "fold"
+DRIVE: Final = "drive"
 
 
 class Processors:
-    """Delivery (a Faust app) and fold of a node, by role. Use it as ``async with`` inside the runtime's own context.
+    """Delivery (a Faust app), fold and retention of a node, by role. Use it as ``async with`` inside the runtime's own context.
 
     Raises:
         ConfigError: a setting that Faust or Kafka cannot use. DeadlineExceededError: not ready in time.
@@ -34,6 +37,7 @@ class Processors:
     def __init__(self, config: Config, runtime: Client, forwarder: Forwarder, roles: frozenset[str]) -> None:
         self._config, self._runtime, self._forwarder, self._roles = config, runtime, forwarder, roles
         self._stops: list[Callable[[], bool]] = []
+        self._retention: Retention | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -41,6 +45,8 @@ class Processors:
                 self._start_fold()
             if DELIVERY in self._roles:
                 await self._start_delivery()
+            if DRIVE in self._roles:
+                self._start_retention()
         except BaseException:
             await self._stop()
             raise
@@ -64,7 +70,16 @@ class Processors:
         self._stops.append(host.stop)
         await asyncio.to_thread(host.start)
 
+    def _start_retention(self) -> None:
+        store = self._runtime.stores.events
+        if isinstance(store, OwningEventStore):
+            self._retention = retention_of(self._config, self._runtime, store.owned)
+            if self._retention is not None:
+                self._retention.start()
+
     async def _stop(self) -> None:
         """In reverse, each within its own bound, off the loop: delivery may still need answers from the runtime."""
+        if self._retention is not None:
+            await self._retention.stop()
         while self._stops:
             await asyncio.to_thread(self._stops.pop())

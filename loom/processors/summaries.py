@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import ConfigError, DeadlineExceededError, TopicsError
 from loom.ids import routing_id, stream_kind
@@ -12,15 +12,19 @@ from loom.schemas.codec import Codec
 from loom.schemas.records import ExecutionSummary
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.reader import END_OF_PARTITION, LogReader
+from loom.stores.kafka.records import TICK_KEY
 from loom.topics.catalogue import Catalogue
 from loom.topics.cluster import Cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from loom.config import Config
 
-READ_TIMEOUT_MS = 60_000
+READ_TIMEOUT_MS: Final = 60_000
+ENDED: Final = frozenset({"completed", "failed", "cancelled"})
+MAX_GONE: Final = 100_000
+"""Executions that are kept in mind although they may prove to be gone further on in the topic."""
 
 
 def read_summaries(
@@ -82,6 +86,31 @@ def read_quarantined(
     return list(chains)
 
 
+def read_finished(
+    config: Config, partition: int, before_ms: int, limit: int, *, timeout_ms: int = READ_TIMEOUT_MS
+) -> list[str]:
+    """Return at most ``limit`` chains of a partition of which an execution ended, for good, before ``before_ms``.
+
+    The topic is read through, in memory bounded by the limit. It trails the log, so the log is to be asked.
+
+    Raises:
+        as ``read_summaries``.
+    """
+    catalogue, codec = Catalogue(config.topic_prefix, config.partitions), Codec()
+    deadline = Deadline.after(timeout_ms)
+    found: dict[str, str] = {}
+    for execution_id, value in _records(config, catalogue.states, partition, deadline):
+        if value is None:
+            found.pop(execution_id, None)
+        elif execution_id not in found and execution_id != TICK_KEY:
+            summary = codec.decode(value, ExecutionSummary, "summary")
+            if summary.status in ENDED and summary.finished_at is not None and summary.finished_at < before_ms:
+                found[execution_id] = summary.chain_id
+                if len(found) > limit + MAX_GONE:
+                    break
+    return list(dict.fromkeys(found.values()))[:limit]
+
+
 def _look(config: Config, catalogue: Catalogue, topic: str) -> None:
     """Make sure that the topic is there: a consumer waits for one that is not, or for brokers, as if they were to come."""
     found = Cluster(config.bootstrap or "", config.kafka).partitions([topic]).get(topic)
@@ -97,17 +126,27 @@ def _read(
 ) -> dict[str, bytes]:
     """The last value of every key of a partition of a compacted topic; ``keys_only`` keeps none of the values."""
     rows: dict[str, bytes] = {}
+    for key, value in _records(config, topic, partition, deadline):
+        if value is None:
+            rows.pop(key, None)
+        else:
+            rows[key] = b"" if keys_only else value
+    return rows
+
+
+def _records(
+    config: Config, topic: str, partition: int, deadline: Deadline
+) -> Iterator[tuple[str, bytes | None]]:
+    """Keys and values of a partition, in order, to its end."""
     with LogReader(config.bootstrap or "", config.kafka, partition, f"{config.node_id}-list") as reader:
         reader.assign({topic: 0})
         while True:
             if deadline.passed:
                 raise DeadlineExceededError(f"reading {topic}", deadline.budget_ms)
             for message in reader.take():
-                error, key, value = message.error(), message.key(), message.value()
+                error, key = message.error(), message.key()
                 if error is not None:
                     if error.code() == END_OF_PARTITION:
-                        return rows
-                elif key is not None and value is not None:
-                    rows[key.decode("utf-8", "replace")] = b"" if keys_only else value
+                        return
                 elif key is not None:
-                    rows.pop(key.decode("utf-8", "replace"), None)
+                    yield key.decode("utf-8", "replace"), message.value()

@@ -12,8 +12,8 @@ from loom.errors import UNKNOWN_OWNER_REASON, ExecutionDeniedError, ExecutionNot
 if TYPE_CHECKING:
     from loom.schemas.envelope import Envelope, Json
 
-OPERATOR_OPS: Final = frozenset({"discard", "quarantine", "release"})
-"""Verbs that destroy or withhold messages: a principal is required, and the owner is no exception."""
+OPERATOR_OPS: Final = frozenset({"discard", "quarantine", "release", "purge", "delete"})
+"""Verbs that destroy or withhold what was written: a principal is required, and the owner is no exception."""
 
 SUBJECT_OPS: Final = frozenset({"erase", "export"})
 """Verbs on all that belongs to a subject: for operators, and for who owns every execution of it."""
@@ -101,8 +101,8 @@ def execution_access_policy(
 ) -> ExecutionAccessPolicy:
     """Return the default policy.
 
-    The owner (the principal recorded in EXECUTION_STARTED) may do everything but ``discard``, ``quarantine`` and
-    ``release``; these are for ``operators``, who may also erase and export any subject. An execution whose owner is unknown is denied to everybody unless
+    The owner (the principal recorded in EXECUTION_STARTED) may do everything but ``discard``, ``quarantine``,
+    ``release``, ``purge`` and ``delete``; these are for ``operators``, who may also erase and export any subject. An execution whose owner is unknown is denied to everybody unless
     ``unknown_owner="allow"``, which is unsafe. ``allow_workflows`` limits access to these workflows.
     """
     workflows = None if allow_workflows is None else frozenset(allow_workflows)

@@ -20,6 +20,8 @@ from loom.runtime.inbox_verbs import InboxVerbs
 from loom.runtime.operators import Operators
 from loom.runtime.quarantine import Quarantine
 from loom.runtime.queries import Queries
+from loom.runtime.removal import Removal
+from loom.runtime.removal_client import RemovalVerbs
 from loom.runtime.schedules import Schedules
 from loom.runtime.sealed import refused_as, refused_while_reading_as
 from loom.runtime.signals import ErrorCallback, Signals, WarnCallback
@@ -50,7 +52,7 @@ def wall_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Client(SubjectVerbs, InboxClient):
+class Client(SubjectVerbs, InboxClient, RemovalVerbs):
     """Starts, messages, answers, cancels and reads executions that workers drive.
 
     Use it as ``async with Client(config) as client``. ``principal`` of every verb is who asks. With an ``authorizer``
@@ -142,6 +144,7 @@ class Client(SubjectVerbs, InboxClient):
         self._operators = Operators(self._engine, self._verbs)
         assert self._stores.subjects is not None
         self._erasure = Erasure(self._engine, self._gate, self._stores.subjects)
+        self._removal = Removal(self._engine, self._gate, self._verbs, self._stores.subjects)
         self._inbox = InboxVerbs(self._engine, self._verbs)
         self._quarantine = Quarantine(self._engine, self._verbs)
 

@@ -80,6 +80,8 @@ class Kind:
     CHILD_STARTED: Final = "CHILD_STARTED"
     MESSAGE_SENT: Final = "MESSAGE_SENT"
     RECORD_PUBLISHED: Final = "RECORD_PUBLISHED"
+    # Additive: an operator removes the history before it, or the chain.
+    EXECUTION_PURGED: Final = "EXECUTION_PURGED"
 
 
 TERMINAL_KINDS: Final = frozenset(

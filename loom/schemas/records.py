@@ -178,7 +178,7 @@ class DropSnapshotOp:
 
 @dataclass(frozen=True, slots=True)
 class ReadOp:
-    """Read: ``query`` is ``events``, ``last``, ``observe``, ``info`` or ``snapshot``."""
+    """Read: ``query`` is ``events``, ``last``, ``observe``, ``info``, ``snapshot`` or ``inboxes``."""
 
     query: str
     stream_id: str

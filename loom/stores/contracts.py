@@ -261,6 +261,7 @@ OPTIONAL_EVENT_STORE_METHODS: Final = (
     "mint_id",
     "health",
     "scan_open_logs",
+    "list_inboxes",
 )
 """What an event store may have beyond its contract, asked for with ``getattr``; absent means that it cannot.
 
@@ -268,7 +269,8 @@ OPTIONAL_EVENT_STORE_METHODS: Final = (
 ``read``, stored envelopes, never asking for a key; ``read_redacted``: as ``read``, what cannot be opened redacted;
 ``survey``: as ``read_redacted``, saying of each envelope whether it opens here;
 ``subscribe_loud``: as ``subscribe``, raising where ``read`` would; ``find_subject(subject) -> list[str]``: names of every
-stream of the chains whose first event names the subject, complete as of the call.
+stream of the chains whose first event names the subject, complete as of the call; ``list_inboxes(chain_id) -> list[str]``:
+names of the chain's inbox streams, from whatever process, as a deciding read.
 Every wrapper forwards, overrides or refuses each of them by name (a test lists them all).
 """
 

@@ -42,7 +42,15 @@ class GuardedEventStore:
     rest: the views that may are their callers' own, made from the inner store.
     """
 
-    FORWARDED: Final = ("sealing_capability", "keys", "notify", "mint_id", "health", "scan_open_logs")
+    FORWARDED: Final = (
+        "sealing_capability",
+        "keys",
+        "notify",
+        "mint_id",
+        "health",
+        "scan_open_logs",
+        "list_inboxes",
+    )
     REFUSED: Final = (
         "read_at_rest",
         "read_redacted",

@@ -25,6 +25,7 @@ SIDE_KINDS: Final = frozenset(
     {
         Kind.EXECUTION_DENIED,
         Kind.OUTCOME_RECORDED,
+        Kind.EXECUTION_PURGED,
         Kind.PAYLOAD_SHREDDED,
         Kind.ERASURE_PENDING,
         Kind.INBOX_QUARANTINED,

@@ -29,7 +29,7 @@ class ShardedEventStore:
     an append that would, a copy, or a request for a chain of another shard, is refused before anything is written.
     """
 
-    FORWARDED: Final = ("read_at_rest", "read_redacted", "survey", "subscribe_loud", "notify")
+    FORWARDED: Final = ("read_at_rest", "read_redacted", "survey", "subscribe_loud", "notify", "list_inboxes")
     """Optional methods that are there where every shard has them."""
     REFUSED: Final = ("write", "snapshot", "open", "assign", "mint_id", "health", "scan_open_logs")
 

@@ -209,6 +209,21 @@ def test_an_event_at_or_below_the_head_is_ignored_and_a_gap_is_refused():
     assert (state.status, state.head) == ("running", 1)
 
 
+def test_a_purged_log_goes_on_at_its_end_or_at_what_was_erased_and_nowhere_else():
+    for kind in (
+        Kind.EXECUTION_COMPLETED,
+        Kind.EXECUTION_CONTINUED,
+        Kind.ERASURE_PENDING,
+        Kind.PAYLOAD_SHREDDED,
+    ):
+        state = folded(START)
+        assert fold(state, event(7, kind, output=1, successorId="x", subjectId="s"))
+        assert state.head == 7
+    for kind in (Kind.STEP_COMPLETED, Kind.EXECUTION_SUSPENDED, Kind.OUTCOME_RECORDED):
+        with pytest.raises(StreamBrokenError):
+            fold(folded(START), event(7, kind))
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 60))
 def test_fold_and_snapshot_agree_at_any_point(seed, at):

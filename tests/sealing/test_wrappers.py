@@ -38,6 +38,7 @@ SEALED_ALIKE = {
     "mint_id": FORWARD,
     "health": FORWARD,
     "scan_open_logs": FORWARD,
+    "list_inboxes": FORWARD,
     "write": REFUSE,
     "snapshot": REFUSE,
     "open": REFUSE,
@@ -125,4 +126,6 @@ def test_a_wrapper_has_no_optional_method_that_its_store_lacks(wrapper):
     optional = {n for n in OPTIONAL_EVENT_STORE_METHODS if hasattr(made, n)}
     sealing = {"sealing_capability", "read_at_rest", "read_redacted", "survey", "subscribe_loud"}
     beside = set() if issubclass(wrapper, GuardedEventStore) else {"find_subject"}
-    assert optional == (sealing if issubclass(wrapper, EncryptingEventStore) else set()) | beside
+    assert optional == (sealing if issubclass(wrapper, EncryptingEventStore) else set()) | beside | {
+        "list_inboxes"
+    }

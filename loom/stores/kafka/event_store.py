@@ -253,6 +253,12 @@ class KafkaEventStore:
         """
         return await asyncio.to_thread(SubjectFinder(self._settings, self._codec).find, subject)
 
+    async def list_inboxes(self, chain_id: str) -> list[str]:
+        """See :data:`loom.stores.contracts.OPTIONAL_EVENT_STORE_METHODS`."""
+        query = ReadOp("inboxes", chain_id)
+        page = await self._read(query, lambda shard: shard.inboxes(chain_id), self._deadline(None))
+        return [name.decode() for name in page]
+
     async def snapshot(self, execution_id: str) -> bytes | None:
         """Encoded snapshot of an execution, None where there is none."""
         query = ReadOp("snapshot", execution_id)

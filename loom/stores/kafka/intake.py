@@ -254,6 +254,8 @@ class PartitionIntake:
             return [ReadReply(request_id, values=() if found is None else (found,))]
         if op.query == "last":
             return [ReadReply(request_id, values=tuple(self._shard.last(op.stream_id)))]
+        if op.query == "inboxes":
+            return [ReadReply(request_id, values=tuple(self._shard.inboxes(op.stream_id)))]
         if op.query != "events":
             raise DecodeError("request", "its query is not known")
         return self._event_parts(request_id, op)

@@ -46,6 +46,10 @@ class Shard:
             return Observation(info.head, info.fence, info.anchor)
         return observation_of(self.index.row(stream_id))  # no events: the row is not changed under us
 
+    def inboxes(self, chain_id: str) -> list[bytes]:
+        """Names of the chain's inbox streams."""
+        return [info.stream_id.encode() for info in self.index.inbox_streams(chain_id)]
+
     def snapshot(self, execution_id: str) -> bytes | None:
         """Encoded snapshot, None where there is none."""
         found = self.index.snapshot(execution_id)

@@ -204,6 +204,10 @@ class MemoryEventStore:
         """See :meth:`loom.stores.contracts.OwningEventStore.inbox_streams`."""
         return [row.info(stream_id) for stream_id, row in self._log.inbox_streams(chain_id)]
 
+    async def list_inboxes(self, chain_id: str) -> list[str]:
+        """See :data:`loom.stores.contracts.OPTIONAL_EVENT_STORE_METHODS`."""
+        return [stream_id for stream_id, _ in self._log.inbox_streams(chain_id)]
+
     def committed(self, batch: list[Committed], appender: object) -> None:
         """Hand what the log made durable to the listener, as far as this handle serves it."""
         if self._listener is None:

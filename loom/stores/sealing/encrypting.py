@@ -69,7 +69,7 @@ class EncryptingEventStore:
     Closing closes the inner store, and leaves the key store to whoever opened it.
     """
 
-    FORWARDED: Final = ("notify", "mint_id", "health", "scan_open_logs", "find_subject")
+    FORWARDED: Final = ("notify", "mint_id", "health", "scan_open_logs", "find_subject", "list_inboxes")
     """Optional methods of the inner store that are as good through this one; absent where they are there."""
     REFUSED: Final = ("write", "snapshot", "open", "assign")
     """Ways around the sealing, or of stores that stand beside the inner one: refused here."""

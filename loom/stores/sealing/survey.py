@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from loom.errors import ConfigError
 from loom.ids import routing_id, stream_kind
 from loom.kernel.readable import unreadable
+from loom.kernel.state import CLOSING_KINDS
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
 from loom.stores.sealing.marker import SEAL
 from loom.stores.sealing.opener import Opened, Status
@@ -32,7 +33,9 @@ class LogView:
 
     ``started`` is its first event, what is locked in it redacted; ``sealed``: something of it, or in its chain's inbox and
     quarantine, is sealed; ``closed``: the first such thing that does not open here; ``pending`` and ``erased``: its log
-    holds the subject's intent, and its tombstone; ``ended``: it has a terminal event; ``successor`` goes on for it.
+    holds the subject's intent, and its tombstone; ``ended``: it has a terminal event, at ``ended_at`` (ms); ``successor`` goes
+    on for it. ``closing`` is the sequence from which on it says how it ended, and what was erased (-1: nowhere); ``purged`` the
+    highest one that an operator had removed so far, ``deleting``: one has said that all of the chain goes.
     """
 
     execution_id: str
@@ -44,6 +47,10 @@ class LogView:
     erased: bool
     ended: bool
     successor: str | None = None
+    ended_at: int | None = None
+    closing: int = -1
+    purged: int = -1
+    deleting: bool = False
 
 
 @dataclass(slots=True)
@@ -54,6 +61,10 @@ class _Look:
     erased: bool = False
     ended: bool = False
     successor: str | None = None
+    ended_at: int | None = None
+    closing: int = -1
+    purged: int = -1
+    deleting: bool = False
     first: Envelope | None = None
 
     def take(self, opened: Opened, subject: str) -> None:
@@ -68,8 +79,14 @@ class _Look:
             self.pending = True
         self.erased = self.erased or erases(envelope, subject)
         if envelope.type in TERMINAL_KINDS:
-            self.ended = True
-            self.successor = envelope.data.get("successorId")
+            self.ended, self.ended_at = True, envelope.timestamp
+            successor = envelope.data.get("successorId")
+            self.successor = successor if isinstance(successor, str) else None
+        if self.closing < 0 and envelope.type in CLOSING_KINDS:
+            self.closing = envelope.sequence
+        if envelope.type == Kind.EXECUTION_PURGED:
+            self.deleting = self.deleting or envelope.data.get("scope") == "chain"
+            self.purged = max(self.purged, int(envelope.data.get("through", -1)))
 
     def view(self, stream_id: str, inbox: _Look) -> LogView | None:
         """What was seen of a log, and of its chain's inbox; None where it has no first event (any more)."""
@@ -85,6 +102,10 @@ class _Look:
             self.erased,
             self.ended,
             self.successor,
+            self.ended_at,
+            self.closing,
+            self.purged,
+            self.deleting,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loom.ids import inbox_stream, quarantine_stream
 from loom.schemas.envelope import Envelope, Kind
@@ -171,4 +171,6 @@ class OwningEventStoreConformance:
         listed = store.inbox_streams(chain)
         assert [info.stream_id for info in listed] == streams
         assert [info.head for info in listed] == [0, 1, 2, 3]
+        elsewhere: Any = await bench.own("b")
+        assert sorted(await elsewhere.list_inboxes(chain)) == streams
         assert store.inbox_streams(bench.chain()) == []
