@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import datetime as dt
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -10,9 +12,12 @@ from loom.cli.common import As, AsJson, DryRun, ExecutionId, emit, principal, ta
 from loom.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from loom import Client
+    from loom.stores.contracts import Lease, Presence
 
 NO_REDIS: Final = "set LOOM_REDIS_URL, or redis_url in loom.toml"
 
@@ -49,42 +54,92 @@ def recover(
     emit(answer, as_json=as_json, human=lambda c: c.print(f"{said} {execution_id}", markup=False))
 
 
-def leases(as_json: AsJson = False) -> None:
-    """Show the nodes that are, or were, alive, with what they run.
+def leases(
+    limit: Annotated[
+        int, typer.Option("--limit", min=0, max=1000, help="Leases to show, lapsed ones first.")
+    ] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Show the nodes that are, or were, alive, with what they run, and the leases they hold on executions.
 
-    Example: loom leases
+    Example: loom leases --limit 20
     """
 
-    async def work(client: Client) -> list[dict[str, Any]]:
+    async def work(client: Client) -> tuple[list[dict[str, Any]], int]:
         store = client.stores.leases
         if store is None:
             raise ConfigError("redis_url", "it is not set", NO_REDIS)
-        rows = await store.present()
-        return [
-            {
-                "node": row.node,
-                "state": "expired" if row.expired else "live",
-                "expires_at": row.expires_at,
-                "flows": row.details.get("flows", []),
-                "opens": list(row.covers),
-            }
-            for row in rows
-        ]
+        present, held, count = await asyncio.gather(store.present(), store.held(limit), store.count())
+        return rows_of(present, held), count
 
-    rows = with_client(work)
+    rows, count = with_client(work)
 
     def human(console: Console) -> None:
         if not rows:
             console.print("no node has announced itself")
             return
+        columns = ("node", "state", "flows", "opens")
         console.print(
             table(
-                ("node", "state", "flows", "opens"),
-                [(r["node"], r["state"], ", ".join(r["flows"]), ", ".join(r["opens"])) for r in rows],
+                columns, [(r["node"], r["state"], ", ".join(r["flows"]), ", ".join(r["opens"])) for r in rows]
+            )
+        )
+        held = [(lease["expires_at"], lease, row["node"]) for row in rows for lease in row["leases"]]
+        held.sort(key=lambda one: one[0])
+        if not held:
+            console.print("no execution is leased")
+            return
+        shown = f"{len(held)} of {count} leases" if len(held) < count else None
+        console.print(
+            table(
+                ("execution", "owner", "state", "lapses"),
+                [(lease["execution_id"], node, lease["state"], _time(at)) for at, lease, node in held],
+                title=shown,
             )
         )
 
     emit(rows, as_json=as_json, human=human)
+
+
+def rows_of(present: Sequence[Presence], held: Sequence[Lease]) -> list[dict[str, Any]]:
+    """Nodes with their leases; an owner that has not announced itself is a node of unknown state."""
+    nodes: dict[str, dict[str, Any]] = {
+        row.node: {
+            "node": row.node,
+            "state": _state(row),
+            "expires_at": row.expires_at,
+            "flows": row.details.get("flows", []),
+            "opens": list(row.covers),
+            "leases": [],
+        }
+        for row in present
+    }
+    for lease in held:
+        unknown: dict[str, Any] = {
+            "node": lease.owner,
+            "state": "unknown",
+            "expires_at": None,
+            "flows": [],
+            "opens": [],
+            "leases": [],
+        }
+        nodes.setdefault(lease.owner, unknown)["leases"].append(
+            {
+                "execution_id": lease.execution_id,
+                "state": _state(lease),
+                "acquired_at": lease.acquired_at,
+                "expires_at": lease.expires_at,
+            }
+        )
+    return list(nodes.values())
+
+
+def _state(row: Presence | Lease) -> str:
+    return "expired" if row.expired else "live"
+
+
+def _time(ms: int) -> str:
+    return dt.datetime.fromtimestamp(ms / 1000, dt.UTC).isoformat(timespec="seconds")
 
 
 def list_wakes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from loom.runtime.lease_checkup import lease_findings
 from loom.stores.findings import Finding
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ async def findings(config: Config, stores: Stores, clock: Clock) -> list[Finding
             )
         )
         return found
-    fleet = {row.node: row.covers for row in await stores.leases.present() if not row.expired}
+    present = await stores.leases.present()
+    found += await lease_findings(config, stores, stores.leases, present, clock)
+    fleet = {row.node: row.covers for row in present if not row.expired}
     if not fleet:
         found.append(Finding("no-live-node", "warning", "no node is alive", "start `loom worker`"))
     if stores.sealing is not None:

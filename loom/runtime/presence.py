@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from loom.runtime.signals import Signals
     from loom.schemas.envelope import Json
-    from loom.stores.contracts import LeaseStore, Presence
+    from loom.stores.contracts import Clock, LeaseStore, Presence
 
 BEATS_PER_TTL: Final = 3
 SOONER_S: Final = 0.25
@@ -46,8 +46,13 @@ class PresenceKeeper:
         calls: LeaseCalls | None = None,
         stops: bool = True,
         covers: Callable[[], Sequence[str]] = tuple,
+        clock: Clock | None = None,
     ) -> None:
-        """``covers`` is what this node opens, announced with each beat. ``calls`` are shared with the node's leases; without ``stops`` the node never lapses (mode ``continue``)."""
+        """Prepare it; nothing is sent yet.
+
+        ``covers`` is what this node opens: announced with each beat, as are ``details`` and what ``clock`` shows, by which
+        timers fire. ``calls`` are shared with the node's leases; without ``stops`` the node never lapses (mode ``continue``).
+        """
         self._leases = leases
         self._node = node
         self._ttl_ms = ttl_ms
@@ -59,10 +64,14 @@ class PresenceKeeper:
         self._epoch: str | None = None
         self._monotonic, self._wall = surroundings.monotonic, surroundings.wall
         self._lasts_s = (ttl_ms - ttl_ms // MARGIN_DIVISOR) / 1000
+        self._clock: Clock = self._wall_ms if clock is None else clock
         self._stops = stops
         self._emptied_until = 0.0
         self.calls = LeaseCalls(ttl_ms, signals, surroundings) if calls is None else calls
         self._task: asyncio.Task[None] | None = None
+
+    def _wall_ms(self) -> int:
+        return round(self._wall() * 1000)
 
     def is_live(self) -> bool:
         """Whether this node's own row stands beyond doubt: only then may its runs act."""
@@ -117,8 +126,9 @@ class PresenceKeeper:
     async def _beat(self) -> None:
         sent = (self._monotonic(), self._wall())
         try:
+            details = self._details | {"at": self._clock(), "ttlMs": self._ttl_ms}
             await self.calls.bounded(
-                self._leases.beat(self._node, self._ttl_ms, self._covers(), self._details), self._node
+                self._leases.beat(self._node, self._ttl_ms, self._covers(), details), self._node
             )
             await self._look_at_epoch()
         except (LoomError, TimeoutError) as error:

@@ -149,6 +149,7 @@ class Runtime(Client):
             surroundings=self._surroundings,
             stops=stops,
             covers=lambda: covers_of(engine.events),
+            clock=engine.now,
         )
         engine.alive = presence.is_live
         return presence

@@ -341,6 +341,18 @@ class LeaseStore(Protocol):
         """Expired rows ordered by id, at most ``limit`` after ``after`` (the scan rotates)."""
         ...
 
+    async def held(self, limit: int) -> list[Lease]:
+        """Rows for who looks at them: lapsed ones first, then those that lapse soonest; at most ``limit``."""
+        ...
+
+    async def count(self) -> int:
+        """How many lease rows there are, lapsed ones among them."""
+        ...
+
+    async def now(self) -> int:
+        """The store's own clock, by which rows lapse: milliseconds since the epoch."""
+        ...
+
     async def beat(
         self, node: str, ttl_ms: int, covers: Sequence[str] = (), details: dict[str, Json] | None = None
     ) -> Presence:

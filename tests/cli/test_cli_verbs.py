@@ -1,6 +1,12 @@
 """The main job through the command line, against a worker process."""
 
+import asyncio
+import json
+import os
+
 import pytest
+
+from loom.stores.redis.lease_store import RedisLeaseStore
 
 ORDER = '{"card": "tok-1", "items": [{"sku": "lamp", "price": 4200}]}'
 
@@ -55,6 +61,27 @@ def test_cancel_ends_an_execution_once(fleet):
 def test_the_node_and_its_flows_are_announced(fleet):
     rows = fleet.json("leases")
     assert [row["flows"] for row in rows if row["state"] == "live"] == [["order", "loom.schedule"]]
+
+
+def test_leases_are_shown_with_their_owners(fleet):
+    """A row of a driver stands beside its node, and lapses when it says."""
+    url, prefix = os.environ["LOOM_REDIS_URL"], os.environ["LOOM_TOPIC_PREFIX"]
+
+    async def lease():
+        store = RedisLeaseStore(url, prefix)
+        await store.acquire("an-execution", "elsewhere:1", 60_000)
+        await store.close()
+
+    asyncio.run(lease())
+    (row,) = (row for row in fleet.json("leases") if row["node"] == "elsewhere:1")
+    (lease,) = row["leases"]
+    assert (row["state"], lease["execution_id"], lease["state"]) == ("unknown", "an-execution", "live")
+    assert lease["expires_at"] - lease["acquired_at"] == 60_000
+    shown = fleet("leases").out
+    assert "an-execution" in shown
+    assert "elsewhere:1" in shown
+    found = {finding["code"] for finding in json.loads(fleet("doctor", "--json").out)}
+    assert "presence-missing" in found
 
 
 def test_list_follows_the_states_topic(fleet):

@@ -164,7 +164,8 @@ async def test_nodes_announce_their_flows(fleet):
     async with fleet.runtime("node", [mine]) as runtime:
         (row,) = await runtime._engine.leases.present()
         assert row.node == runtime.node
-        assert row.details == {"flows": ["mine", "loom.schedule"]}
+        assert row.details["flows"] == ["mine", "loom.schedule"]
+        assert row.details["ttlMs"] == runtime.config.presence_ms
 
 
 def test_presence_defaults_to_the_lease_s_ttl():

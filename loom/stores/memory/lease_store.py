@@ -110,6 +110,19 @@ class MemoryLeaseStore:
         leases = (self._table.lease(execution_id) for execution_id in sorted(self._table.rows))
         return [lease for lease in leases if lease and lease.expired and lease.execution_id > after][:limit]
 
+    async def held(self, limit: int) -> list[Lease]:
+        """See :meth:`loom.stores.contracts.LeaseStore.held`."""
+        leases = [lease for row in list(self._table.rows) if (lease := self._table.lease(row)) is not None]
+        return sorted(leases, key=lambda lease: (lease.expires_at, lease.execution_id))[:limit]
+
+    async def count(self) -> int:
+        """See :meth:`loom.stores.contracts.LeaseStore.count`."""
+        return len(self._table.rows)
+
+    async def now(self) -> int:
+        """See :meth:`loom.stores.contracts.LeaseStore.now`."""
+        return self._table.clock()
+
     async def beat(
         self, node: str, ttl_ms: int, covers: Sequence[str] = (), details: dict[str, Json] | None = None
     ) -> Presence:

@@ -109,6 +109,20 @@ class RedisLeaseStore:
             if moved < IDS_PER_CALL:  # else more have expired than one script may sort in
                 return [Lease(row[0], row[1], int(row[2]), int(row[3]), expired=True) for row in rows]
 
+    async def held(self, limit: int) -> list[Lease]:
+        """See :meth:`loom.stores.contracts.LeaseStore.held`; at most 1,000."""
+        rows = await self._leased(scripts.LEASE_HELD, [min(limit, IDS_PER_CALL)])
+        leases = [Lease(row[0], row[1], int(row[2]), int(row[3]), bool(row[4])) for row in rows]
+        return sorted(leases, key=lambda lease: (lease.expires_at, lease.execution_id))[:limit]
+
+    async def count(self) -> int:
+        """See :meth:`loom.stores.contracts.LeaseStore.count`."""
+        return int(await self.connection.command("HLEN", self._keys[0]))
+
+    async def now(self) -> int:
+        """See :meth:`loom.stores.contracts.LeaseStore.now`."""
+        return int(await self.connection.call(scripts.CLOCK, self._keys, []))
+
     async def beat(
         self, node: str, ttl_ms: int, covers: Sequence[str] = (), details: dict[str, Json] | None = None
     ) -> Presence:

@@ -154,6 +154,23 @@ return {#moved, rows}
 """,
 )
 
+LEASE_HELD: Final = _script(
+    "list leases",
+    _LEASE,
+    """
+local last, rows = tonumber(ARGV[1]) - 1, {}
+for i = 3, 2, -1 do
+  for _, id in ipairs(redis.call('ZRANGE', KEYS[i], 0, last)) do
+    local row = load(id)
+    if row then rows[#rows + 1] = {id, row.owner, row.since, row.till, row.till <= now and 1 or 0} end
+  end
+end
+return rows
+""",
+)
+
+CLOCK: Final = _script("read the clock", _NOW, "return now")
+
 # Presence. KEYS: present (hash: node -> "expires json").
 _PRESENCE: Final = (
     _NOW

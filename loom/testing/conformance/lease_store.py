@@ -244,6 +244,27 @@ class LeaseStoreConformance:
         assert await ours.acquire("a", "n1", LONG) is not None
         assert (await ours.steal("b", "n1", LONG)).owner == "n1"
 
+    async def test_rows_are_listed_as_they_lapse(self, bench: LeaseBench) -> None:
+        ours = bench.open()
+        assert (await ours.held(10), await ours.count()) == ([], 0)
+        await ours.acquire("late", "n1", LONG * 2)
+        await ours.acquire("soon", "n2", LONG)
+        await ours.acquire_many(["gone", "gone too"], "n1", SHORT)
+        await bench.advance(SHORT)
+        seen = [(lease.execution_id, lease.owner, lease.expired) for lease in await ours.held(10)]
+        assert seen == [
+            ("gone", "n1", True),
+            ("gone too", "n1", True),
+            ("soon", "n2", False),
+            ("late", "n1", False),
+        ]
+        assert await ours.expired(10) == [lease for lease in await ours.held(10) if lease.expired]
+        assert [lease.execution_id for lease in await ours.held(3)] == ["gone", "gone too", "soon"]
+        assert await ours.held(10) == await ours.held(4)
+        assert await ours.count() == 4
+        now = await ours.now()
+        assert all(lease.expired == (lease.expires_at <= now) for lease in await ours.held(10))
+
     async def test_closing_twice_is_closing_once(self, bench: LeaseBench) -> None:
         ours, theirs = bench.open(), bench.open()
         await ours.acquire("e", "n1", LONG)
