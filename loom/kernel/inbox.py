@@ -310,6 +310,11 @@ def remember(state: ExecutionState, key: str) -> None:
 # What continue-as-new carries ---------------------------------------------------------------------------------------
 
 
+def is_drained(state: ExecutionState, topic: str, head: int) -> bool:
+    """Whether all that stands in a topic's stream, up to ``head``, is disposed of. Never while the topic is held."""
+    return topic not in state.quarantined and state.cursors.get(topic, -1) >= head
+
+
 def carried_inbox(state: ExecutionState) -> dict[str, Json]:
     """``continuedFrom.carried``: the inbox as the successor takes it over.
 

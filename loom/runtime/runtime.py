@@ -13,6 +13,7 @@ from loom.runtime.listener import Listener
 from loom.runtime.presence import PresenceKeeper
 from loom.runtime.recovery import IsAbandoned, Recovery
 from loom.runtime.refusals import RefusalScan
+from loom.runtime.retiring import Retiring
 from loom.runtime.schedules.flow import schedule_flow
 from loom.runtime.sealed import refused_as
 from loom.runtime.timers import TimerService
@@ -51,6 +52,7 @@ class Runtime(Client):
         self._refusals: RefusalScan | None = None
         self._recovery: Recovery | None = None
         self._ghosts: GhostCollector | None = None
+        self._retiring: Retiring | None = None
 
     @property
     def node(self) -> str:
@@ -87,6 +89,8 @@ class Runtime(Client):
         if self._ghosts is not None:
             self._ghosts.start()
         self._recovery.start()
+        self._retiring = Retiring(engine)
+        self._retiring.start()
         if engine.owning is not None:
             engine.owning.listen(
                 Listener(engine, self._verbs, on_gained=self._recovery.gained, on_lost=self._recovery.lost)
@@ -96,6 +100,8 @@ class Runtime(Client):
         """Stop driving: what was journaled becomes durable, running steps are given up, others may take over at once."""
         if self._stores is None:
             return
+        if self._retiring is not None:
+            await self._retiring.stop()
         if self._ghosts is not None:
             await self._ghosts.stop()
         if self._timers is not None:

@@ -101,7 +101,7 @@ async def crash(runtime: Runtime) -> None:
     """End a node as a kill would: nothing more is written, nobody is told, its presence row is left to expire."""
     engine = runtime._engine  # noqa: SLF001 - a crash asks nobody
     events = engine.events
-    for part in (runtime._timers, runtime._recovery, runtime._ghosts):  # noqa: SLF001
+    for part in (runtime._timers, runtime._recovery, runtime._ghosts, runtime._retiring):  # noqa: SLF001
         if part is not None:
             await part.stop()
     leasing, engine.leasing = engine.leasing, None
