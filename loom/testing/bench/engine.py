@@ -155,15 +155,14 @@ async def steps(bootstrap: str, redis_url: str | None, *, count: int, **settings
 async def park_many(runtime: Runtime, count: int) -> list[str]:
     """Start executions that park, ``AT_ONCE`` at a time; return their ids once all are parked."""
     ids: list[str] = []
-    room = asyncio.Semaphore(AT_ONCE)
 
-    async def one() -> None:
-        async with room:
-            handle = await runtime.start(parked, PAYLOAD)
-            await is_parked(runtime, handle.execution_id)
-            ids.append(handle.execution_id)
+    async def some(number: int) -> None:
+        ids.extend([(await runtime.start(parked, PAYLOAD)).execution_id for _ in range(number)])
 
-    await asyncio.gather(*(one() for _ in range(count)))
+    shares = [count // AT_ONCE + (share < count % AT_ONCE) for share in range(AT_ONCE)]
+    await asyncio.gather(*map(some, shares))
+    for execution_id in ids:
+        await is_parked(runtime, execution_id)
     return ids
 
 

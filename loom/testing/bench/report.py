@@ -10,9 +10,6 @@ import platform
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Console
-from rich.table import Table
-
 from loom.errors import ConfigError
 from loom.testing import services
 from loom.testing.bench import engine, memory, sealing
@@ -22,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LIMIT_S: Final = 900.0
+_WIDTH: Final = 72
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,26 +184,26 @@ def run(names: list[str], *, seconds: float, scale: float, flush_each: bool, as_
         for _ in range(3):
             services.warm_up(broker.bootstrap)
         _in_own_process(_warm, where)
-        rows = [row for name in names or MEASUREMENTS for row in _in_own_process(MEASUREMENTS[name], where)]
         how = (
             f"Python {platform.python_version()}, {os.cpu_count()} cores, {broker.note}; broker and Redis on the same "
             f"machine{', the broker flushing each append' if flush_each else ''}; {seconds:g} s a figure"
         )
+        if not as_json:
+            _say(how)
+        rows = []
+        for name in names or MEASUREMENTS:
+            measured = _in_own_process(MEASUREMENTS[name], where)
+            rows += measured
+            if not as_json:
+                for row in measured:
+                    _say(f"{row.what:<{_WIDTH}}  {row.figure:<{_WIDTH // 2}}  {row.beside}".rstrip())
     if as_json:
-        print(json.dumps({"how": how, "rows": [asdict(row) for row in rows]}))  # noqa: T201 - its output
-        return
-    table = Table(
-        "what",
-        "figure",
-        "beside it, in the same run",
-        box=None,
-        pad_edge=False,
-        title=how,
-        title_justify="left",
-    )
-    for row in rows:
-        table.add_row(row.what, row.figure, row.beside)
-    Console(highlight=False, soft_wrap=True).print(table)
+        _say(json.dumps({"how": how, "rows": [asdict(row) for row in rows]}))
+
+
+def _say(line: str) -> None:
+    """Print a line at once: a run that is stopped has shown what it had measured."""
+    print(line, flush=True)  # noqa: T201 - its output
 
 
 def _warm(at: Where) -> list[Row]:
