@@ -120,6 +120,9 @@ class Owner:
 
     def mint_shard(self) -> int | None:
         """One owned partition, the same one until its writer is saturated (kafka.md, "Minted ids")."""
+        writer = None if self._minting is None else self._ownership.writer(self._minting)
+        if writer is not None and writer.state is WriterState.SERVING and writer.saturation < SATURATED:
+            return self._minting
         owned = sorted(self.owned())
         if not owned:
             return None
