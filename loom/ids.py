@@ -72,6 +72,8 @@ def quarantine_stream(chain_id: str) -> str:
 
 def stream_kind(stream_id: str) -> str:
     """Which topic a stream lives in: ``executions``, ``inbox`` or ``quarantine``."""
+    if not stream_id.startswith(RESERVED_PREFIX):
+        return "executions"
     if stream_id.startswith(INBOX_PREFIX):
         return "inbox"
     if stream_id.startswith(QUARANTINE_PREFIX):
@@ -81,6 +83,8 @@ def stream_kind(stream_id: str) -> str:
 
 def routing_id(stream_id: str) -> str:
     """The id whose hash places a stream: the chain id in the name of an inbox or quarantine stream, else itself."""
+    if not stream_id.startswith(RESERVED_PREFIX):
+        return stream_id
     if stream_id.startswith(INBOX_PREFIX):
         return stream_id[len(INBOX_PREFIX) :].split(":", 1)[0]
     if stream_id.startswith(QUARANTINE_PREFIX):

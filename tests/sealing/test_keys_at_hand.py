@@ -89,15 +89,15 @@ async def test_a_key_in_use_is_asked_for_before_it_is_stale(clock):
     keys = CountedKeys()
     ring = KeyRing(keys, now=clock)
     await ring.sealing("s", 1)
-    clock.now = FRESH_S * 0.4
+    clock.now = FRESH_S * 0.7
     ring.use("s")
     assert keys.asked == ["ensure"]
-    clock.now = FRESH_S * 0.6
+    clock.now = FRESH_S * 0.8
     for _ in range(5):
         ring.use("s")
     await ring._asking["s"]
     assert keys.asked == ["ensure", "get"]
-    clock.now = FRESH_S * 1.05
+    clock.now = FRESH_S * 1.3
     ring.use("s")
 
 
@@ -106,7 +106,7 @@ async def test_a_key_destroyed_meanwhile_is_given_up_when_it_is_asked_for(clock)
     ring = KeyRing(keys, now=clock)
     await ring.sealing("s", 1)
     await keys.destroy("s")
-    clock.now = FRESH_S * 0.6
+    clock.now = FRESH_S * 0.8
     ring.use("s")
     await ring._asking["s"]
     with pytest.raises(NotAtHand):
@@ -120,7 +120,7 @@ async def test_an_asking_ahead_that_fails_is_nobodys_error(clock, caplog):
     ring = KeyRing(keys, now=clock)
     await ring.sealing("s", 1)
     keys.fails = True
-    clock.now = FRESH_S * 0.6
+    clock.now = FRESH_S * 0.8
     ring.use("s")
     while ring._asking:
         await asyncio.sleep(0)

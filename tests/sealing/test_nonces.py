@@ -99,7 +99,7 @@ async def _log(seed):
 
 async def test_the_same_seed_and_keys_give_the_same_log(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("loom.stores.keys.store.os.urandom", lambda n: b"k" * n)
+        patch.setattr("loom.stores.keys.store._secret", lambda: b"k" * 32)
         assert await _log(1) == await _log(1)
         assert await _log(1) != await _log(2)
 
@@ -113,7 +113,7 @@ async def test_the_same_seed_gives_the_same_snapshot(monkeypatch):
         return await inner.load_latest("e")
 
     with monkeypatch.context() as patch:
-        patch.setattr("loom.stores.keys.store.os.urandom", lambda n: b"k" * n)
+        patch.setattr("loom.stores.keys.store._secret", lambda: b"k" * 32)
         assert await resting() == await resting()
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
 MAX_KEY_USES: Final = 2**28
 """Seals that one key is charged with before it is rotated: long before the 2^32 random nonces that AES-GCM bears."""
 
@@ -18,6 +20,16 @@ class DataKey:
 
     id: str
     secret: bytes = field(repr=False)
+    _aead: AESGCM | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def aead(self) -> AESGCM:
+        """The cipher under this key: made once, for that costs more than what it seals, and gone with the key."""
+        made = self._aead
+        if made is None:
+            made = AESGCM(self.secret)
+            object.__setattr__(self, "_aead", made)
+        return made
 
 
 @dataclass(frozen=True, slots=True)

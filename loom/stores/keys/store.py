@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
+from loom.entropy import Entropy
 from loom.errors import InvalidInputError, KeyUnavailableError, PayloadShreddedError
 from loom.stores.keys.contract import MAX_KEY_USES, DataKey, KeySet
 from loom.stores.keys.wrapping import KEY_BYTES, KeyWrapper
@@ -16,6 +15,10 @@ if TYPE_CHECKING:
 
 MAX_SUBJECT: Final = 1024
 """Longest subject, in characters."""
+
+
+_secret = Entropy(KEY_BYTES)
+_id = Entropy(12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ class WrappingKeyStore:
         await self._rows.close()
 
     async def _propose(self, uses: int) -> WrappedKey:
-        return WrappedKey(self._ids(), await self._wrapper.wrap(os.urandom(KEY_BYTES)), uses)
+        return WrappedKey(self._ids(), await self._wrapper.wrap(_secret()), uses)
 
     async def _sealing(self, subject: str, row: KeyRow) -> KeySet:
         if row.destroyed:
@@ -148,7 +151,7 @@ class WrappingKeyStore:
 
 
 def _opaque_id() -> str:
-    return secrets.token_hex(12)
+    return _id().hex()
 
 
 def _checked(subject: str) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+from binascii import b2a_base64
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from loom.errors import DecodeError
 from loom.kernel.guard import SEALED_KEY
@@ -47,12 +47,12 @@ def seal_value(
         InvalidInputError: the value is no JSON.
     """
     bound = None if aad is None else aad[1].encode()
-    sealed = AESGCM(key.secret).encrypt(nonce, dump(value, "a sealed field"), bound)
+    sealed = key.aead.encrypt(nonce, dump(value, "a sealed field"), bound)
     envelope: dict[str, Json] = {
         SEALED_KEY: CIPHER,
         "kid": key.id,
-        "iv": base64.b64encode(nonce).decode(),
-        "ct": base64.b64encode(sealed).decode(),
+        "iv": b2a_base64(nonce, newline=False).decode(),
+        "ct": b2a_base64(sealed, newline=False).decode(),
     }
     if aad is not None:
         envelope["aad"] = aad[0]
@@ -87,7 +87,7 @@ def open_value(keys: KeySet | None, envelope: Json, *, aad: tuple[str, str] | No
         if len(nonce) != NONCE_BYTES or len(sealed) < _TAG_BYTES:
             raise NotOpened(had_key=True)
         return load(
-            AESGCM(key.secret).decrypt(nonce, sealed, None if aad is None else aad[1].encode()),
+            key.aead.decrypt(nonce, sealed, None if aad is None else aad[1].encode()),
             "a sealed field",
         )
     except (InvalidTag, binascii.Error, ValueError, DecodeError):

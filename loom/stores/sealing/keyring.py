@@ -21,6 +21,9 @@ T = TypeVar("T")
 FRESH_S: Final = 0.5
 """How long a key is used without asking its store again (an erasure must be felt within a second)."""
 
+AHEAD_S: Final = FRESH_S / 4
+"""A key that is used with less than this left is asked for again, so that nobody has to wait for it."""
+
 MAX_SUBJECTS: Final = 16_384
 USES_PER_CHARGE: Final = 4096
 """Seals charged at once to a key; what a process leaves unused when it ends is lost to nobody."""
@@ -32,10 +35,28 @@ class NotAtHand(Exception):  # noqa: N818 - a signal between the parts of this p
 
 @dataclass(slots=True)
 class _Held:
+    """Keys until they are stale; ``seals`` is the one that seals, with so many uses ``left``, if any was charged."""
+
     keys: KeySet
     until: float
-    charged_to: str = ""
+    seals: DataKey | None = None
     left: int = 0
+
+    def renew(self, keys: KeySet, until: float) -> None:
+        """Take the keys as they were just told; what was charged to a key that is no longer current is lost."""
+        self.keys, self.until = keys, until
+        if self.seals is not None:
+            self._charge(keys.current, 0)
+
+    def charge(self, uses: int) -> None:
+        """Add uses of the current key."""
+        self._charge(self.keys.current, uses)
+
+    def _charge(self, current: DataKey, uses: int) -> None:
+        if self.seals is None or self.seals.id != current.id:
+            self.left = 0
+        self.seals = current
+        self.left += uses
 
 
 class KeyRing:
@@ -68,15 +89,15 @@ class KeyRing:
             NotAtHand: ask :meth:`sealing` instead.
         """
         held = None if subject is None else self._held.get(subject)
-        if held is None or held.left < 1 or held.charged_to != held.keys.current.id:
+        if held is None or held.seals is None or held.left < 1:
             raise NotAtHand
         left_s = held.until - self._now()
         if left_s <= 0:
             raise NotAtHand
-        if left_s < FRESH_S / 2 and subject not in self._asking:  # in use: nobody shall have to wait
+        if left_s < AHEAD_S and subject not in self._asking:
             self._begin(self._asking, held.keys.subject, lambda: self._ask(held.keys.subject))
         held.left -= 1
-        return held.keys.current
+        return held.seals
 
     async def sealing(self, subject: str, uses: int) -> DataKey:
         """A key for ``uses`` seals, made on first use.
@@ -88,12 +109,12 @@ class KeyRing:
         if held is not None and held.left >= uses and held.until <= self._now():
             await self._shared(subject)  # is it still there, and still current?
             held = self._held.get(subject)
-        while held is None or held.left < uses or held.charged_to != held.keys.current.id:
+        while held is None or held.seals is None or held.left < uses:
             # Whoever asked first was given at least what it needs; others may have to ask again.
             await self._once(self._charging, subject, lambda: self._charge(subject, uses))
             held = self._held.get(subject)
         held.left -= uses
-        return held.keys.current
+        return held.seals
 
     def drop(self, subject: str) -> None:
         """Forget a subject's keys at once."""
@@ -124,10 +145,7 @@ class KeyRing:
     async def _charge(self, subject: str, uses: int) -> None:
         amount = max(uses, USES_PER_CHARGE)
         keys = await self.store.ensure(subject, amount)
-        held = self._keep(subject, keys)
-        if held.charged_to != keys.current.id:
-            held.charged_to, held.left = keys.current.id, 0
-        held.left += amount
+        self._keep(subject, keys).charge(amount)
 
     async def _ask(self, subject: str) -> KeySet | None:
         try:
@@ -147,5 +165,5 @@ class KeyRing:
             if len(self._held) > MAX_SUBJECTS:
                 self._held.popitem(last=False)
         self._held.move_to_end(subject)
-        held.keys, held.until = keys, self._now() + FRESH_S
+        held.renew(keys, self._now() + FRESH_S)
         return held

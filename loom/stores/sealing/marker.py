@@ -36,8 +36,29 @@ class SealMarker:
         return {"v": self.v, "cipher": self.cipher, "covers": list(self.covers)}
 
 
+_MOST_WRITTEN: Final = 4096
+_written: dict[tuple[str, tuple[str, ...]], dict[str, Json]] = {}
+_read: dict[int, tuple[Json, SealMarker]] = {}
+
+
+def written_marker(cipher: str, covers: tuple[str, ...]) -> dict[str, Json]:
+    """A marker as it stands in metadata: one object for all events that it is of, which nobody changes."""
+    made = _written.get((cipher, covers))
+    if made is None:
+        if len(_written) >= _MOST_WRITTEN:
+            _written.clear()
+            _read.clear()
+        marker = SealMarker(cipher, covers)
+        made = _written[cipher, covers] = marker.to_json()
+        _read[id(made)] = made, marker  # held, so that no other object comes to its place
+    return made
+
+
 def read_marker(value: Json) -> SealMarker | None:
     """Return the marker that metadata holds; None where it is of another version or malformed, so not to be opened."""
+    written = _read.get(id(value))
+    if written is not None and written[0] is value:
+        return written[1]
     if not isinstance(value, Mapping) or value.keys() != _FIELDS:
         return None
     version, cipher, covers = value["v"], value["cipher"], value["covers"]

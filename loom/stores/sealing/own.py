@@ -28,13 +28,16 @@ class OwnEvents:
 
     def keep(self, given: Iterable[StreamAppend], sealed: Iterable[StreamAppend]) -> Kept:
         """Remember what these appends seal; what is returned is for :meth:`drop`."""
-        return [
-            self._put(now.data, before.data)
-            for append, made in zip(given, sealed, strict=True)
-            if made is not append
-            for before, now in zip(append.events, made.events, strict=True)
-            if _is_all_sealed_here(before, now)
-        ]
+        kept: Kept = []
+        for append, made in zip(given, sealed, strict=True):
+            if made is append:
+                continue
+            for before, now in zip(append.events, made.events, strict=True):
+                if now is not before and _is_all_sealed_here(before, now):
+                    key = id(now.data)
+                    self._kept[key] = (now.data, before.data)  # held, so that no other object comes to its place
+                    kept.append(key)
+        return kept
 
     def drop(self, kept: Kept) -> None:
         """Forget them: their append was answered."""
@@ -45,10 +48,6 @@ class OwnEvents:
         """What an envelope's data was sealed from, if it is the very object that was sealed here."""
         found = self._kept.get(id(envelope.data))
         return found[1] if found is not None and found[0] is envelope.data else None
-
-    def _put(self, sealed: _Data, given: _Data) -> int:
-        self._kept[id(sealed)] = (sealed, given)  # held, so that no other object comes to its place
-        return id(sealed)
 
 
 def _is_all_sealed_here(before: NewEvent, now: NewEvent) -> bool:

@@ -72,7 +72,8 @@ def tree_of(patterns: tuple[str, ...]) -> Node:
 
 def change(data: dict[str, Json], tree: Node, apply: Change) -> dict[str, Json]:
     """Return ``data`` with every found value changed; ``data`` itself, where nothing changes, and never touched."""
-    changed: dict[str, Json] = _walk(data, (tree,), "", apply)
+    walk = _walk(data, (tree,), "", apply) if ANY in tree.children else _walk_named(data, tree, "", apply)
+    changed: dict[str, Json] = walk
     return changed
 
 

@@ -14,7 +14,7 @@ from loom.schemas.envelope import Json, Kind, NewEvent
 from loom.stores.contracts import Outgoing, StreamAppend
 from loom.stores.sealing.cipher import CIPHER, seal_value
 from loom.stores.sealing.keyring import NotAtHand
-from loom.stores.sealing.marker import SEAL, SealMarker, read_marker
+from loom.stores.sealing.marker import SEAL, read_marker, written_marker
 from loom.stores.sealing.nonces import NoncePlace, NonceSource
 from loom.stores.sealing.paths import Node, SensitiveMap, change
 from loom.stores.sealing.subjects import Start, Subjects, is_start, named_by
@@ -53,19 +53,22 @@ class Sealer:
         return [await self._append(append, named) for append in appends], starts
 
     async def _append(self, append: StreamAppend, named: Mapping[str, str]) -> StreamAppend:
-        first = None
+        place = None
         if append.expected_head is not None:
-            first = append.expected_head + 1
+            place = append.expected_head + 1
         elif append.observation is not None:
-            first = append.observation.head + 1
-        events = [
-            await self._event(append.stream_id, None if first is None else first + place, event, named)
-            for place, event in enumerate(append.events)
-        ]
-        outgoing = [await self._outgoing(out, named) for out in append.outgoing] if append.outgoing else ()
-        if all(map(is_, events, append.events)) and all(map(is_, outgoing, append.outgoing)):
-            return append
-        return replace(append, events=tuple(events), outgoing=tuple(outgoing))
+            place = append.observation.head + 1
+        events, changed = [], False
+        for event in append.events:
+            sealed = await self._event(append.stream_id, place, event, named)
+            changed = changed or sealed is not event
+            events.append(sealed)
+            place = None if place is None else place + 1
+        outgoing = append.outgoing
+        if outgoing:
+            outgoing = tuple([await self._outgoing(out, named) for out in outgoing])
+            changed = changed or not all(map(is_, outgoing, append.outgoing))
+        return replace(append, events=tuple(events), outgoing=outgoing) if changed else append
 
     async def _outgoing(self, outgoing: Outgoing, named: Mapping[str, str]) -> Outgoing:
         if not isinstance(outgoing.body, StreamAppend):
@@ -84,7 +87,7 @@ class Sealer:
         subject, key, covers = self._known_subject(stream_id, event, named), None, list[str]()
 
         def seal(value: Json, pattern: str, path: str) -> Json:
-            if not _is_bare(value, cipher):
+            if value is None or (cipher is not None and not _is_bare(value, cipher)):
                 return value
             covers.append(pattern)
             nonce = self._nonces(NoncePlace(stream_id, sequence, event.id, path))
@@ -106,8 +109,10 @@ class Sealer:
             data = change(event.data, tree, seal)
         if not covers:
             return event
-        marker = SealMarker(CIPHER, tuple(sorted({*_covers_before(event), *covers})))
-        return NewEvent(event.id, event.type, data, {**event.metadata, SEAL: marker.to_json()})
+        if SEAL in event.metadata or len(covers) > 1:
+            covers = sorted({*_covers_before(event), *covers})
+        marker = written_marker(CIPHER, tuple(covers))
+        return NewEvent(event.id, event.type, data, {**event.metadata, SEAL: marker})
 
     def _known_subject(self, stream_id: str, event: NewEvent, named: Mapping[str, str]) -> str | None:
         if is_start(stream_id, event):
@@ -148,6 +153,8 @@ def _is_bare(value: Json, cipher: str | None) -> bool:
 def _cipher_before(event: NewEvent) -> str | None:
     """The cipher of an event's own marker: the event was sealed before."""
     marker = event.metadata.get(SEAL)
+    if marker is None:
+        return None
     cipher = marker.get("cipher") if isinstance(marker, Mapping) else None
     return cipher if isinstance(cipher, str) else None
 
