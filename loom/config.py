@@ -157,6 +157,8 @@ class Config(BaseSettings):
     """Recoveries of one execution without progress before it is left to an operator."""
     retention_ms: int | None = Field(default=None, ge=1)
     """How long a chain is kept after its end, with all that belongs to it; none: for ever."""
+    max_redrive_attempts: int = Field(default=20, ge=1)
+    """Attempts, of all nodes together, to carry on what its owner could not open, before it is left to an operator."""
     recovery_interval_ms: int = Field(default=60_000, ge=50)
     """How often the open executions of owned shards are walked."""
     presence_ttl_ms: int | None = Field(default=None, ge=MIN_TTL_MS)

@@ -39,6 +39,10 @@ class Backoff:
         """Whether its last failure was one of this node alone: something could not be opened here."""
         return about in self._refused
 
+    def known(self, about: str) -> bool:
+        """Whether it has failed, and not gone well since."""
+        return about in self._held
+
     def blocked(self, about: str) -> bool:
         """Whether its delay has not passed yet."""
         held = self._held.get(about)

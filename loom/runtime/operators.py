@@ -16,6 +16,7 @@ from loom.kernel.flow import FlowDefinition
 from loom.kernel.state import ExecutionState, fold
 from loom.kernel.transient import TransientState
 from loom.runtime import facts
+from loom.runtime.attempts import give_back
 from loom.runtime.drivers import BY_HAND, NEVER, fence_owner
 from loom.runtime.forks import fork_point, forked_log, held_copies
 from loom.runtime.handle import Handle
@@ -67,6 +68,7 @@ class Operators:
             engine.flows.get(workflow)
         by = None if principal is None else principal.actor
         engine.backoff.cleared(execution_id)
+        await give_back(engine, execution_id)
         for _ in range(MAX_RACES):
             async with engine.driving.exclusive(execution_id):
                 run = engine.runs.get(execution_id)
@@ -85,6 +87,7 @@ class Operators:
         """Have the owner take an execution over: EXECUTION_RECOVERED by no driver, under what was observed."""
         await self._verbs.judged("recover", execution_id, principal)
         engine = self._engine
+        await give_back(engine, execution_id)
         for _ in range(MAX_RACES):
             loaded = await self._verbs.loaded(execution_id)
             if loaded.state.finished:

@@ -2,7 +2,8 @@
 
 A node that refuses leaves a refusal row. Every node looks through these rows, whoever owns their shards, and does what an
 owner would do, by request: it answers the parked execution, or takes a running one over on the evidence that anybody needs.
-A row goes once nothing is left to do; on a node that cannot open it either, it stays, and that node backs off.
+A row goes once nothing is left to do; on a node that cannot open it either, it stays, and that node backs off. What fails
+for other reasons is tried so often, and then left to an operator (``attempts``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from loom.errors import LoomError, StoreError
+from loom.runtime.attempts import Attempts
 from loom.runtime.background import Background
 from loom.runtime.driving import REFUSALS
 from loom.runtime.holds import held_back
@@ -36,6 +38,7 @@ class RefusalScan(Background):
 
     def __init__(self, engine: Engine, wakes: WakeStore, recovery: Recovery) -> None:
         self._engine, self._wakes, self._recovery = engine, wakes, recovery
+        self._attempts = Attempts(engine, wakes)
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._acting: set[str] = set()
         self._offsets: dict[int, int] = {}
@@ -60,7 +63,10 @@ class RefusalScan(Background):
             self._offsets[shard] = offset + PAGE if len(rows) == PAGE else 0
             for row in rows:
                 execution_id = row.execution_id
-                if execution_id in self._acting or self._blocked(execution_id):
+                resting = (
+                    not self._attempts.due(row) if self._attempts.spent(row) else self._blocked(execution_id)
+                )
+                if execution_id in self._acting or resting:
                     continue  # without a claim: nothing may hide the row from a node that can open it
                 await self._slots.acquire()
                 self._acting.add(execution_id)
@@ -75,9 +81,13 @@ class RefusalScan(Background):
         try:
             if not await wakes.claim(row, engine.node, CLAIM_MS):
                 return
-            settled = False
+            settled, current = False, row.execution_id
             try:
-                settled = await self._settled(row.execution_id)
+                current = await engine.driving.head_of(row.execution_id)
+                if self._attempts.spent(row):
+                    settled = await self._attempts.given_up(row, current)
+                else:
+                    settled = await self._settled(current)
             except LoomError as error:
                 engine.signals.repeated_error(error, row.execution_id)
                 if isinstance(error, REFUSALS) and not self._blocked(row.execution_id):
@@ -86,14 +96,15 @@ class RefusalScan(Background):
                 await wakes.complete(row.execution_id, row.wake_at)
             else:
                 await wakes.claim(row, engine.node, 0)
+                if not self._attempts.spent(row):
+                    await self._attempts.count(row, current)
         finally:
             self._acting.discard(row.execution_id)
             self._slots.release()
 
-    async def _settled(self, execution_id: str) -> bool:
+    async def _settled(self, current: str) -> bool:
         """Do for the execution what there is to do; whether nothing is left of it."""
         engine = self._engine
-        current = await engine.driving.head_of(execution_id)
         if await self._rests_here(current):
             return not self._held_up(current)
         info = await engine.events.info(current)
