@@ -76,7 +76,7 @@ class StreamIndex:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def row(self, stream_id: str) -> StreamRow | None:
-        """See :class:`loom.stores.rows.View`.
+        """See :class:`loom.stores.view.View`.
 
         Raises:
             StreamBrokenError: the stream was stopped; so do ``event_ids``, ``events`` and ``encoded``.
@@ -96,11 +96,11 @@ class StreamIndex:
         return row.info(stream_id) if row is not None and row.exists else None
 
     def event_ids(self, stream_id: str, first: int, last: int) -> list[str]:
-        """See :class:`loom.stores.rows.View`."""
+        """See :class:`loom.stores.view.View`."""
         return [event_id for _, event_id, _ in self._stored(stream_id, first, last, last - first + 1)]
 
     def events(self, stream_id: str, from_sequence: int, limit: int) -> list[Envelope]:
-        """See :class:`loom.stores.rows.View`."""
+        """See :class:`loom.stores.view.View`."""
         return [self._decode(value) for value in self.encoded(stream_id, from_sequence, limit)]
 
     def encoded(self, stream_id: str, from_sequence: int, limit: int) -> list[bytes]:
@@ -135,7 +135,7 @@ class StreamIndex:
         return (found + tail)[:limit]
 
     def snapshot_sequence(self, execution_id: str) -> int:
-        """See :class:`loom.stores.rows.View`."""
+        """See :class:`loom.stores.view.View`."""
         with self._table.lock:
             found = self._table.snapshots.get(execution_id)
         return self._table.file.snapshot_sequence(execution_id) if found is None else found[0]

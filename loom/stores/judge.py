@@ -37,7 +37,8 @@ from loom.stores.ops import (
     Verdict,
     WriteOp,
 )
-from loom.stores.rows import RECENT_IDS, Index, StreamRow, View, new_row
+from loom.stores.rows import RECENT_IDS, StreamRow, new_row
+from loom.stores.view import Index, View
 from loom.stores.rules import UNKNOWN_PLACE, Draft, decide, streams_of
 
 if TYPE_CHECKING:

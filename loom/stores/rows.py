@@ -7,16 +7,11 @@ consumed positions) and its marks. So a rebuilt index holds the same rows as the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
 from loom.ids import stream_kind
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Kind
 from loom.stores.contracts import NO_EVENTS, Observation, StreamInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from loom.stores.ops import Effect
 
 RECENT_IDS: Final = 256
 """How many ids of an inbox stream's last events are kept to tell a repeated message from a new one."""
@@ -205,31 +200,3 @@ def merge_rows(row: StreamRow, mark: StreamRow) -> StreamRow:
 def observation_of(row: StreamRow | None) -> Observation:
     """Observation of a stream that may be unknown."""
     return Observation(NO_EVENTS, 0, None) if row is None else row.observation()
-
-
-class View(Protocol):
-    """What the judge reads: streams as of some moment."""
-
-    def row(self, stream_id: str) -> StreamRow | None:
-        """Row of a stream, None where nothing is known of it. The caller does not change it."""
-        ...
-
-    def event_ids(self, stream_id: str, first: int, last: int) -> list[str]:
-        """Ids of the events still there with ``first <= sequence <= last``, in order."""
-        ...
-
-    def events(self, stream_id: str, from_sequence: int, limit: int) -> list[Envelope]:
-        """Events still there from ``from_sequence`` on, in order, at most ``limit``."""
-        ...
-
-    def snapshot_sequence(self, execution_id: str) -> int:
-        """Sequence of the snapshot kept for an execution, -1 where there is none."""
-        ...
-
-
-class Index(View, Protocol):
-    """Committed state of the streams of a shard."""
-
-    def apply(self, effects: Iterable[Effect]) -> None:
-        """Take the effects of a transaction that committed, in the order in which they were accepted."""
-        ...

@@ -42,7 +42,8 @@ from loom.stores.ops import (
     Verdict,
     WriteOp,
 )
-from loom.stores.rows import RECENT_IDS, StreamRow, View, deleted_row, new_row, observation_of
+from loom.stores.rows import RECENT_IDS, StreamRow, deleted_row, new_row, observation_of
+from loom.stores.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Callable

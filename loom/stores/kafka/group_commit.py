@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from loom.stores.kafka.takeover import Takeover
     from loom.stores.kafka.transaction import Limits
     from loom.stores.ops import Verdict
-    from loom.stores.rows import Index, View
+    from loom.stores.view import Index, View
 
 _log = logging.getLogger("loom.kafka.writer")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from loom.stores.kafka.publish import PublishTargets
     from loom.stores.kafka.records import Record, Records
     from loom.stores.ops import Effect, Repeated, Verdict, WriteOp
-    from loom.stores.rows import View
+    from loom.stores.view import View
 
 _log = logging.getLogger("loom.kafka.writer")
 

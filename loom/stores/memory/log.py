@@ -49,7 +49,7 @@ class MemoryIndex:
         self._snapshots: dict[str, int] = {}
 
     def row(self, stream_id: str) -> StreamRow | None:
-        """See :class:`loom.stores.rows.View`."""
+        """See :class:`loom.stores.view.View`."""
         return self._rows.get(stream_id)
 
     def rows(self) -> dict[str, StreamRow]:
@@ -57,12 +57,12 @@ class MemoryIndex:
         return self._rows
 
     def event_ids(self, stream_id: str, first: int, last: int) -> list[str]:
-        """See :class:`loom.stores.rows.View`."""
+        """See :class:`loom.stores.view.View`."""
         events = self._events.get(stream_id, {})
         return [events[sequence][0] for sequence in self._present(stream_id, first, last)]
 
     def events(self, stream_id: str, from_sequence: int, limit: int) -> list[Envelope]:
-        """See :class:`loom.stores.rows.View`."""
+        """See :class:`loom.stores.view.View`."""
         return [decode_envelope(raw) for raw in self.encoded(stream_id, from_sequence, limit)]
 
     def encoded(self, stream_id: str, from_sequence: int, limit: int) -> list[bytes]:
@@ -75,7 +75,7 @@ class MemoryIndex:
         return [events[sequence][1] for sequence in self._present(stream_id, from_sequence, last)][:limit]
 
     def snapshot_sequence(self, execution_id: str) -> int:
-        """See :class:`loom.stores.rows.View`."""
+        """See :class:`loom.stores.view.View`."""
         return self._snapshots.get(execution_id, -1)
 
     def apply(self, effects: Iterable[Effect]) -> None:
