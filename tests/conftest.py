@@ -56,13 +56,19 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Mark what uses a real part by the fixtures it asks for, and leave out soak tests unless they are wanted."""
+    """Mark what uses a real part by the fixtures it asks for, and leave out soak tests unless they are wanted.
+
+    What uses one and fails is run once more, and both are reported (``R``): a machine that stands still for seconds fails
+    a session timeout of a broker, which says nothing of the code. What fails twice is red.
+    """
     for item in items:
         names = set(item.fixturenames)
         if names & _KAFKA_FIXTURES:
             item.add_marker("kafka")
         if names & _REDIS_FIXTURES:
             item.add_marker("redis")
+        if names & (_KAFKA_FIXTURES | _REDIS_FIXTURES):
+            item.add_marker(pytest.mark.flaky(reruns=1))
     if config.getoption("--soak") or "soak" in (config.getoption("-m") or ""):
         return
     long = [item for item in items if item.get_closest_marker("soak")]
