@@ -15,7 +15,10 @@ from loom.schemas.envelope import Kind
 OPS = Principal("ops")
 KEY = dedupe_key(None, "m1")
 RACES = ("two nodes", "a node and a drop", "a release and a drop", "a hold and a delivery", "two holders")
-AT_ONCE = 8
+AT_ONCE = 128
+"""Races at one time, on two workers that live through all of them."""
+LOOK_S = 0.1
+"""Between two looks at what a race waits for: each costs the owner a transaction, and the racers share two cores."""
 
 
 class Race:
@@ -43,7 +46,7 @@ class Race:
         handle = await stubborn(lambda: first.start("letters", 0))
         self.id = handle.execution_id
         while await stubborn(handle.status) != "suspended":
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(LOOK_S)
         await self.send("m1")
         if self.what not in {"a hold and a delivery", "two holders"}:
             assert (await self.hold()).held_at == 1
@@ -100,7 +103,7 @@ class Race:
             assert {answer.held_at for answer in winners} == {1}
         async with asyncio.timeout(30):
             while any(e.sequence for e in await self.raw[0].stores.events.read(quarantine_stream(self.id))):
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(LOOK_S)
         return ("seen" if len(seen) == 2 else "dropped", bool(held))
 
 
