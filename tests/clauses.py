@@ -525,12 +525,53 @@ PITFALLS: Final = {
     ),
 }
 
+AGENT: Final = "tests/processors/test_quarantine_agent.py::"
+KEPT: Final = "tests/sealing/test_kept_copies.py::"
+REMOVED: Final = "tests/sealing/test_removal.py::"
+
+QUARANTINE: Final = {
+    "a copy is freed only when nothing needs it and its original is passed, whoever left it behind": (
+        KEPT + "test_a_live_copy_and_one_in_flight_stay_and_an_orphan_behind_the_cursor_goes",
+        KEPT + "test_what_a_node_left_behind_when_it_died_is_freed_by_another",
+        KEPT + "test_an_ended_chain_keeps_no_copy_even_where_its_log_cannot_be_opened",
+    ),
+    "no copy is left of a cycle, on the topic and on the disk; tombstones counted": (
+        "tests/fleet/test_fleet_copies.py::test_after_a_cycle_no_copy_is_left_and_what_nobody_freed_is_freed_by_the_workers",
+    ),
+    "what is awaited is told the first time and then every 16th": (
+        AGENT + "test_what_is_awaited_is_told_the_first_time_and_then_every_16th",
+        AGENT + "test_a_signal_that_was_not_written_is_written_by_the_next_look",
+    ),
+    "the agent knows what was held before its start, and reads committed data only": (
+        AGENT + "test_what_stands_in_the_topic_at_a_start_is_looked_at_and_what_went_elsewhere_no_longer",
+        APP + "test_chains_that_keep_copies_are_looked_at_also_those_from_before_the_start",
+    ),
+    "purge, deletion and erasure cover what is held": (
+        REMOVED + "test_a_purge_leaves_how_it_began_and_ended_and_takes_what_was_held",
+        REMOVED + "test_a_deleted_chain_takes_its_holds_along",
+        REMOVED + "test_a_held_chain_is_erased_with_its_copies",
+    ),
+    "a removal says who and why first, is finished by a repeat, and needs an operator": (
+        REMOVED + "test_a_deletion_that_breaks_off_anywhere_is_told_by_the_log_and_finished_by_a_repeat",
+        REMOVED + "test_what_has_not_ended_is_not_removed_and_only_operators_remove",
+    ),
+    "finished executions have a retention": (
+        "tests/fleet/test_fleet_retention.py::test_what_ended_before_is_removed_with_its_inbox_and_what_runs_is_kept",
+        REMOVED + "test_a_retention_that_breaks_off_is_finished_by_the_next_sweep",
+    ),
+    "a held topic is not retired as drained": (
+        "tests/sealing/test_retiring.py::test_a_held_topic_is_not_retired_and_the_pass_is_made_by_itself",
+        "tests/sealing/test_retiring.py::test_a_drained_topic_keeps_its_numbering_and_nothing_that_was_consumed",
+    ),
+}
+
 CLAUSES: Final = {
     "topics": TOPICS,
     "conditional append": APPEND,
     "ownership and requests": OWNERSHIP,
     "reading": READS,
     "processors": PROCESSORS,
+    "quarantine and removal": QUARANTINE,
     "the clocks": CLOCKS,
     "parts": PARTS,
     "faults that others met": PITFALLS,

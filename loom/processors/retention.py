@@ -33,13 +33,13 @@ SWEEPS_PER_RETENTION: Final = 10
 class Remover(Protocol):
     """What retention asks of the runtime."""
 
-    async def expire_chain(self, chain_id: str, ended_before: int) -> RemovalReport | None:
+    async def expire_chain(self, chain_id: str, last_id: str, ended_before: int) -> RemovalReport | None:
         """See :meth:`loom.runtime.removal_client.RemovalVerbs.expire_chain`."""
         ...
 
 
-Finished = Callable[[int, int, int], list[str]]
-"""Chains of a partition with an execution that ended before an instant, at most so many; read off the loop."""
+Finished = Callable[[int, int, int], list[tuple[str, str]]]
+"""Chains of a partition whose last execution ended before an instant, and that; at most so many; read off the loop."""
 
 
 class Retention:
@@ -79,9 +79,9 @@ class Retention:
             before = self._now() - self._retention_ms
             chains = await asyncio.to_thread(self._finished, partition, before, self._max_a_sweep)
             gone = 0
-            for chain_id in chains:
+            for chain_id, last_id in chains:
                 try:
-                    gone += await self._remover.expire_chain(chain_id, before) is not None
+                    gone += await self._remover.expire_chain(chain_id, last_id, before) is not None
                 except LoomError as error:
                     _log.warning("chain %s is kept for now: %s", chain_id, error)
             removed += gone

@@ -88,8 +88,8 @@ def read_quarantined(
 
 def read_finished(
     config: Config, partition: int, before_ms: int, limit: int, *, timeout_ms: int = READ_TIMEOUT_MS
-) -> list[str]:
-    """Return at most ``limit`` chains of a partition of which an execution ended, for good, before ``before_ms``.
+) -> list[tuple[str, str]]:
+    """Return at most ``limit`` chains of a partition whose last execution ended before ``before_ms``, each with that.
 
     The topic is read through, in memory bounded by the limit. It trails the log, so the log is to be asked.
 
@@ -108,7 +108,7 @@ def read_finished(
                 found[execution_id] = summary.chain_id
                 if len(found) > limit + MAX_GONE:
                     break
-    return list(dict.fromkeys(found.values()))[:limit]
+    return [(chain_id, execution_id) for execution_id, chain_id in found.items()][:limit]
 
 
 def _look(config: Config, catalogue: Catalogue, topic: str) -> None:

@@ -114,18 +114,20 @@ class Removal:
             await self._delete(report.executions, cuts)
         return report
 
-    async def expire(self, chain_id: str, ended_before: int) -> RemovalReport | None:
-        """Remove a chain that ended before an instant (ms), for the node's own retention; None where it did not.
+    async def expire(self, chain_id: str, last_id: str, ended_before: int) -> RemovalReport | None:
+        """Remove a chain whose last execution ended before an instant (ms), for the node's own retention; None where it did not.
 
-        Nothing of it is opened, so that it goes from nodes without its keys, too. The setting says who and why.
+        Nothing of it is opened, so that it goes from nodes without its keys, too. The setting says who and why. The last
+        execution goes last: it is what ``states`` names, should this be broken off.
         """
-        links = await self._walk(chain_id)
-        if not links or not links[-1].ended or links[-1].successor is not None:
+        last = await self._subjects.look(last_id)
+        if last is None or last.chain_id != chain_id or not last.ended or last.successor is not None:
             return None
-        if any(view.ended_at is None or view.ended_at >= ended_before for view in links):
+        if last.ended_at is None or last.ended_at >= ended_before:
             return None
-        cuts = await self._all_of(chain_id, links)
-        report = _report(chain_id, [view.execution_id for view in links], cuts, dry_run=False)
+        before = [view for view in await self._walk(chain_id) if view.execution_id != last_id]
+        cuts = await self._all_of(chain_id, [last, *before])
+        report = _report(chain_id, [*(view.execution_id for view in before), last_id], cuts, dry_run=False)
         await self._delete(report.executions, cuts)
         return report
 
@@ -198,7 +200,7 @@ class Removal:
         return cuts
 
     async def _all_of(self, chain_id: str, links: Sequence[LogView]) -> list[_Cut]:
-        """Everything of a chain in the order in which it goes: its first log last."""
+        """Everything of a chain in the order in which it goes: what stands beside its logs, then these from behind."""
         cuts = await self._beside(chain_id)
         for view in reversed(links):
             info = await self._engine.events.info(view.execution_id)

@@ -59,9 +59,9 @@ class RemovalVerbs:
         """
         return await self._removal.delete(execution_id, reason=reason, principal=principal, dry_run=dry_run)
 
-    async def expire_chain(self, chain_id: str, ended_before: int) -> RemovalReport | None:
-        """Remove a chain that ended before an instant (ms); None where it did not. For a node's retention.
+    async def expire_chain(self, chain_id: str, last_id: str, ended_before: int) -> RemovalReport | None:
+        """Remove a chain whose last execution ended before an instant (ms); None where it did not. For a node's retention.
 
         It is no caller's verb, so it is judged by nobody. Nothing of the chain is opened.
         """
-        return await self._removal.expire(chain_id, ended_before)
+        return await self._removal.expire(chain_id, last_id, ended_before)

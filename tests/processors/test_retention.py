@@ -9,7 +9,8 @@ class Remover:
     def __init__(self, faults=(), kept=()):
         self.asked, self.faults, self.kept = [], list(faults), kept
 
-    async def expire_chain(self, chain_id, ended_before):
+    async def expire_chain(self, chain_id, last_id, ended_before):
+        assert last_id == chain_id + "9"
         self.asked.append((chain_id, ended_before))
         if chain_id in self.faults:
             raise StorageWriteError(chain_id, "a fault")
@@ -19,7 +20,7 @@ class Remover:
 def retention(remover, owned, finished, **more):
     def read(partition, before, limit):
         assert before == 900
-        return finished[partition][:limit]
+        return [(chain, chain + "9") for chain in finished[partition]][:limit]
 
     return Retention(100, remover, lambda: frozenset(owned), read, now=lambda: 1_000, **more)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from mixed import OPERATOR, SECRET, SENSITIVE, seen, two_halves
 from test_quarantine import CHAIN, Chain, hold, kinds
@@ -139,6 +137,24 @@ async def test_what_has_not_ended_is_not_removed_and_only_operators_remove(chain
         with pytest.raises(InvalidInputError):
             await getattr(node, verb)(CHAIN, principal=OPERATOR, reason="r" * 257)
         assert chain.mixed.resting() == before
+
+
+async def test_a_purge_of_what_went_on_as_new_leaves_what_it_holds():
+    chain = Chain(rotates)
+    async with chain.node("raw", owns=True) as node:
+        await node.start(rotates, 1, execution_id=CHAIN, subject="s")
+        await rest(node)
+        await chain.prepared()
+        await chain.send("t", "m1", "m1")
+        await hold(node)
+        await chain.send("u", 1, "u1", sealed=False)
+        await until(lambda: kinds(chain)[-1] == Kind.EXECUTION_CONTINUED, "the switch")
+        await rest(node, chain.log()[-1].data["successorId"])
+        await node.purge_history(CHAIN, principal=OPERATOR)
+        assert len(chain.copies()) == 1
+        assert [(r["message_id"], r["held_by"]) for r in await node.inbox(CHAIN)][:1] == [("m1", None)]
+    async with chain.node("capable", owns=True) as capable:
+        assert await capable.handle(CHAIN, rotates).result(5) == "m1"
 
 
 # Deleting -----------------------------------------------------------------------------------------------------------
@@ -278,10 +294,42 @@ async def test_retention_removes_what_ended_before_whether_or_not_it_opens(chain
     await sealed_end(chain)
     async with chain.node("raw", owns=True) as node:
         now = node._engine.now
-        assert await node.expire_chain(CHAIN, now() + 1) is None, "it waits"
-        assert await node.expire_chain("x", 0) is None, "it ended later"
-        assert await node.expire_chain("nothing-here", now() + 1) is None
-        await asyncio.sleep(0.002)
-        done = await node.expire_chain("x", now())
+        assert await node.expire_chain(CHAIN, CHAIN, now() + 1) is None, "it waits"
+        assert await node.expire_chain("x", "x", 0) is None, "it ended later"
+        assert await node.expire_chain("other", "x", now() + 1) is None, "it is another's"
+        assert await node.expire_chain("nothing-here", "nothing-here", now() + 1) is None
+        done = await node.expire_chain("x", "x", now() + 1)
         assert done.executions == ("x",)
         assert chain.stream("x") == []
+        assert chain.log()
+
+
+@pytest.mark.parametrize("at", range(8))
+async def test_a_retention_that_breaks_off_is_finished_by_the_next_sweep(at):
+    """A sweep finds a chain by its last execution, so that goes last."""
+    chain, heir = await rotated()
+    await chain.prepared()
+    async with chain.node("raw") as node:
+        calls = 0
+
+        def failing(method):
+            async def call(*args):
+                nonlocal calls
+                calls += 1
+                if calls > at:
+                    raise ConnectionError
+                return await method(*args)
+
+            return call
+
+        events = node._engine.events
+        for name in ("truncate", "delete"):
+            setattr(events, name, failing(getattr(events, name)))
+        try:
+            await node.expire_chain(CHAIN, heir, node._engine.now() + 1)
+        except ConnectionError:
+            assert heir in left(chain)
+    async with chain.node("raw") as node:
+        if heir in left(chain):
+            await node.expire_chain(CHAIN, heir, node._engine.now() + 1)
+        assert left(chain) == []
