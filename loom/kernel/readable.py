@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from loom.errors import UNKNOWN_OWNER_REASON, SealedStreamUnreadableError
-from loom.kernel.guard import is_sealed_envelope
+from loom.kernel.guard import is_sealed_envelope, is_shredded_marker
 from loom.operator import SealedDetail, note_sealed_detail, sealed_detail_of
 from loom.schemas.envelope import Envelope, Json, Kind
 
@@ -64,8 +64,7 @@ def assert_stream_readable(
 ) -> None:
     """Refuse envelopes of an execution's own log of which one is marked as sealed and cannot be opened here.
 
-    ``capability`` None: this node opens nothing. A recorded principal (or outcome recorder) that is itself dressed as
-    sealed is refused also without a marker: it would reach an authorizer as an unknown owner (system.md 2.5).
+    ``capability`` None: this node opens nothing. What bears no marker makes no claim, and passes.
 
     Raises:
         SealedStreamUnreadableError: one cannot be opened; nothing of the stream may be used.
@@ -80,7 +79,7 @@ def unreadable(envelope: Envelope, capability: Opens | None) -> SealedDetail | N
     """Why an envelope of an execution's own log cannot be used here; None where it can."""
     marker = envelope.metadata.get(SEAL)
     if marker is None:
-        return detail_of(envelope, "marker-unopenable") if _sealed_person(envelope) else None
+        return None
     if capability is None or not capability.opens(marker) or not _speaks_of(marker, envelope.type):
         return detail_of(envelope, "marker-unopenable")
     return None
@@ -97,16 +96,35 @@ def detail_of(envelope: Envelope, reason: Literal["marker-unopenable", "key-unav
 _PERSONS: Final = {Kind.EXECUTION_STARTED: "principal", Kind.OUTCOME_RECORDED: "recordedBy"}
 
 
-def _sealed_person(envelope: Envelope) -> bool:
-    """Whether an unmarked event names a person by a ciphertext: a look at one small object, never a walk."""
+def assert_person_readable(envelope: Envelope, *, op: str = READ) -> None:
+    """Refuse an unmarked event that names a person by a ciphertext, before an authorizer is asked about that person.
+
+    It would reach the authorizer as an unknown owner, or as a stranger. Only calls that are judged are refused: what the
+    process does by itself consults no person, and goes on as before there were markers (system.md 2.5; clauses.md, D7).
+
+    Raises:
+        SealedStreamUnreadableError: as ``assert_stream_readable``.
+    """
     name = _PERSONS.get(envelope.type)
-    if name is None:
-        return False
-    person = envelope.data.get(name)
+    if name is not None and any(map(is_sealed_envelope, _parts(envelope.data.get(name)))):
+        raise sealed_refusal(op, envelope.stream_id, detail_of(envelope, "marker-unopenable"))
+
+
+def is_dressed(person: Json) -> bool:
+    """Whether a recorded person, or a part of it, is a ciphertext or what is left of one: it names nobody."""
+    return any(is_sealed_envelope(part) or is_shredded_marker(part) for part in _parts(person))
+
+
+def _parts(person: Json) -> Iterable[Json]:
+    """One small object, never walked further."""
     if not isinstance(person, Mapping):
-        return False
-    return is_sealed_envelope(person) or any(
-        map(is_sealed_envelope, (person.get("actor"), person.get("identity")))
+        return ()
+    identity = person.get("identity")
+    return (
+        person,
+        person.get("actor"),
+        identity,
+        *(identity.values() if isinstance(identity, Mapping) else ()),
     )
 
 

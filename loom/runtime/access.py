@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Protocol
 
 from loom.errors import UNKNOWN_OWNER_REASON, ExecutionDeniedError, ExecutionNotFoundError, LoomError
+from loom.kernel.readable import assert_person_readable, is_dressed
 
 if TYPE_CHECKING:
     from loom.schemas.envelope import Envelope, Json
@@ -110,9 +111,13 @@ def execution_access_policy(
 
 
 def owner_of(started: Envelope) -> Principal | None:
-    """The owner that an execution's first event records."""
+    """The owner that an execution's first event records; None where it does not say, or cannot be read here."""
     recorded = started.data.get("principal")
-    if not isinstance(recorded, Mapping) or not isinstance(recorded.get("actor"), str):
+    if (
+        not isinstance(recorded, Mapping)
+        or not isinstance(recorded.get("actor"), str)
+        or is_dressed(recorded)
+    ):
         return None
     identity = recorded.get("identity")
     return Principal(recorded["actor"], identity if isinstance(identity, Mapping) else None)
@@ -171,6 +176,7 @@ class Gatekeeper:
         Raises:
             ExecutionDeniedError: the policy denies it, or the id is missing and the caller has no identity.
             ExecutionNotFoundError: the id is missing, and the caller may know.
+            SealedStreamUnreadableError: its owner is recorded, and cannot be read here.
         """
         if self.granted(op, principal):
             if started is None:
@@ -181,6 +187,7 @@ class Gatekeeper:
                 raise ExecutionNotFoundError(execution_id)
             request = AccessRequest(op, execution_id, "", principal, None)
             self._deny(request, await self._word(request))
+        assert_person_readable(started, op=op)
         workflow = str(started.data.get("workflow", ""))
         request = AccessRequest(op, execution_id, workflow, principal, owner_of(started))
         reason = await self._ask(request)

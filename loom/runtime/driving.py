@@ -198,6 +198,9 @@ class Driving(Reading):
             if state.held_once:
                 _ = run.waiting.holds
             run.replay(loaded.history)
+        except REFUSALS as error:
+            self._refused(state.execution_id, error)
+            return None
         except LoomError as error:
             engine.backoff.failed(state.execution_id)
             engine.signals.repeated_error(error, state.execution_id)

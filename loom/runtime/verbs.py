@@ -16,6 +16,7 @@ from loom.errors import (
     InboxMessageRefusedError,
     InvalidInputError,
     LoomError,
+    SealedStreamUnreadableError,
     StaleFenceError,
     UnknownFlowError,
     WrongHeadError,
@@ -23,6 +24,7 @@ from loom.errors import (
 from loom.ids import RESERVED_PREFIX, check_execution_id, dedupe_key, inbox_stream
 from loom.kernel.flow import FlowDefinition
 from loom.kernel.guard import check_ingest
+from loom.kernel.readable import assert_person_readable
 from loom.kernel.values import dump_json
 from loom.runtime import endings, facts
 from loom.runtime.answers import MAX_RACES, Answer, Answers, pause
@@ -75,6 +77,8 @@ class Verbs:
         first = await engine.patiently(lambda: engine.first_of(execution_id), execution_id)
         try:
             await self._gate.judge(op, execution_id, first, principal)
+        except SealedStreamUnreadableError:
+            raise  # it is a denial too, and writes nothing
         except ExecutionDeniedError as denied:
             if op in JOURNALED_DENIALS and first is not None:
                 await self._journal_denial(op, execution_id, denied.reason, principal)
@@ -384,13 +388,17 @@ class Verbs:
         if engine.wakes is not None and engine.driving.timers_of(state):
             engine.spawn(engine.wakes.clear(state.execution_id), state.execution_id)
 
-    async def readable(self, execution_id: str) -> None:
+    async def readable(self, op: str, execution_id: str, principal: Principal | None) -> None:
         """Read a log whole, for a verb that uses nothing of it but must not act where it cannot be opened.
 
         Raises:
-            SealedStreamUnreadableError: it cannot. ExecutionNotFoundError: there is none.
+            SealedStreamUnreadableError: it cannot, or names who recorded an outcome by a ciphertext, and the call is
+                judged. ExecutionNotFoundError: there is none.
         """
-        await self.loaded(execution_id)
+        loaded = await self.loaded(execution_id)
+        if not self._gate.granted(op, principal):
+            for envelope in loaded.history:
+                assert_person_readable(envelope, op=op)
 
     async def loaded(self, execution_id: str) -> Loaded:
         """An execution as read now.

@@ -1,3 +1,4 @@
+import json
 import types
 
 import pytest
@@ -73,6 +74,7 @@ def test_breadth_first_a_near_envelope_wins_over_the_budget():
     deep = [0] * 200_000
     assert inspect_payload([deep, SEALED]) is Verdict.SEALED
     assert inspect_payload({"deep": {"deeper": deep}, "near": {"e": SEALED}}) is Verdict.SEALED
+    assert inspect_payload({"near": {"e": SEALED}, "deep": {"deeper": deep}}) is Verdict.SEALED
     assert inspect_payload([*([0] * 100_000), SEALED]) is Verdict.UNVERIFIABLE
 
 
@@ -130,3 +132,4 @@ def test_ingest_refuses_what_is_dressed_up(payload):
 
 def test_ingest_takes_ordinary_payloads():
     check_ingest("e1", "t", {"__loomEnc": 1, "list": [None, "__loomEnc"]})
+    check_ingest("e1", "t", json.dumps(SEALED))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pydantic
 import pytest
 from runtime_support import add, kinds, of_kind
 
@@ -311,12 +312,21 @@ async def test_a_consumed_prefix_is_trimmed(fleet):
         await until(lambda: fleet.log.index.row(stream).first == 30, "the trim")
 
 
+class Minted(pydantic.BaseModel):
+    """What it is, and what is stored of it, differ."""
+
+    @pydantic.model_serializer
+    def stored(self):
+        return {"a": {"__loomEnc": "x"}}
+
+
 @pytest.mark.parametrize(
     ("topic", "payload", "error"),
     [
         ("go", "x" * 70_000, InboxMessageRefusedError),
         ("go", {"a": [{"__loomEnc": "x"}]}, InboxMessageRefusedError),
         ("go", {"a": {"$shredded": True}}, InboxMessageRefusedError),
+        ("go", Minted(), InboxMessageRefusedError),
         ("__loom_child__:x", 1, InboxMessageRefusedError),
         ("", 1, InboxMessageRefusedError),
     ],

@@ -18,7 +18,12 @@ from loom.errors import (
     public_fields,
 )
 from loom.ids import inbox_stream
-from loom.kernel.readable import assert_stream_readable, reworded, sealed_refusal
+from loom.kernel.readable import (
+    assert_person_readable,
+    assert_stream_readable,
+    reworded,
+    sealed_refusal,
+)
 from loom.operator import SealedDetail, is_sealed_unreadable, sealed_detail_of
 from loom.schemas.envelope import Envelope, Kind, NewEvent
 from loom.stores.contracts import EventStore, OwningEventStore, StreamAppend
@@ -224,9 +229,11 @@ PERSON = {"__loomEnc": "any cipher", "x": 1}
         (Kind.EXECUTION_STARTED, {"principal": PERSON}, True),
         (Kind.EXECUTION_STARTED, {"principal": {"actor": "a", "identity": PERSON}}, True),
         (Kind.EXECUTION_STARTED, {"principal": {"actor": PERSON}}, True),
+        (Kind.EXECUTION_STARTED, {"principal": {"actor": "a", "identity": {"tenant": PERSON}}}, True),
         (Kind.OUTCOME_RECORDED, {"recordedBy": PERSON}, True),
         (Kind.EXECUTION_STARTED, {"principal": {"actor": "a", "identity": {"__loomEnc": 1}}}, False),
         (Kind.EXECUTION_STARTED, {"principal": {"actor": "__loomEnc"}}, False),
+        (Kind.EXECUTION_STARTED, {"principal": {"actor": "a", "identity": {"x": {"y": PERSON}}}}, False),
         (Kind.EXECUTION_STARTED, {"input": PERSON}, False),
         (Kind.EXECUTION_STARTED, {"principal": None}, False),
         (Kind.STEP_COMPLETED, {"principal": PERSON, "output": PERSON}, False),
@@ -234,11 +241,13 @@ PERSON = {"__loomEnc": "any cipher", "x": 1}
 )
 async def test_without_a_marker_only_a_sealed_person_is_refused(kind, data, refused):
     envelope = Envelope("e", "log", 0, kind, 1, data)
+    assert_stream_readable("log", [envelope], None)
     if refused:
-        with pytest.raises(SealedStreamUnreadableError):
-            assert_stream_readable("log", [envelope], None)
+        with pytest.raises(SealedStreamUnreadableError) as caught:
+            assert_person_readable(envelope, op="send")
+        assert (caught.value.op, caught.value.execution_id) == ("send", "log")
     else:
-        assert_stream_readable("log", [envelope], None)
+        assert_person_readable(envelope)
 
 
 async def test_covers_that_speak_of_another_kind_are_refused(bench):

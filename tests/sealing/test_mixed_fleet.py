@@ -20,6 +20,7 @@ from mixed import (
 
 from loom import (
     ExecutionDeniedError,
+    InboxMessageRefusedError,
     PlaintextCheckpointError,
     SealedPayloadUnreadableError,
 )
@@ -111,6 +112,18 @@ async def test_a_sealed_message_of_an_open_log_is_the_guards_business(mixed, kin
         await until(lambda: "open" in capable._engine.parked_runs and seen == [SECRET], "the delivery")
         await capable.resume("open", "approve", "!")
         assert await capable.handle("open", two_halves).result(5) == f"open-1{SECRET}!"
+
+
+@pytest.mark.parametrize("kind", ["capable", "raw"])
+async def test_a_forged_envelope_is_sent_from_nowhere(mixed, kind):
+    async with mixed.node(kind, owns=True) as node:
+        await node.start(two_halves, "open", execution_id="open", subject="s")
+        await parked(node, "open")
+        before = mixed.resting()
+        for forged in ({"__loomEnc": "loom/aes-256-gcm", "ct": "x"}, [{"deep": {"$shredded": True}}]):
+            with pytest.raises(InboxMessageRefusedError):
+                await node.send("open", "go", forged)
+        assert mixed.resting() == before
 
 
 async def test_a_client_without_keys_that_waits_for_the_end_is_refused_not_left_waiting(mixed):
