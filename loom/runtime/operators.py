@@ -43,7 +43,7 @@ class Operators:
     async def acquire_fence(self, execution_id: str, principal: Principal | None) -> int:
         """Take the execution from its driver; return the token."""
         await self._verbs.judged("acquire_fence", execution_id, principal)
-        await self._verbs.readable("acquire_fence", execution_id, principal)
+        await self._verbs.readable(execution_id)
         engine = self._engine
         owner = fence_owner(f"{BY_HAND}{engine.node}", NEVER, engine.event_id())
         return await engine.patiently(lambda: engine.events.acquire_fence(execution_id, owner), execution_id)
@@ -167,7 +167,7 @@ class Operators:
     async def record_outcome(self, execution_id: str, outcome: Any, principal: Principal | None) -> None:
         """Note what became of a finished execution in the world."""
         await self._verbs.judged("record_outcome", execution_id, principal)
-        await self._verbs.readable("record_outcome", execution_id, principal)
+        await self._verbs.persons_readable("record_outcome", execution_id, principal)
         engine = self._engine
         data: dict[str, Json] = {"outcome": self._verbs.json_of(outcome, "outcome")}
         if principal is not None:

@@ -388,13 +388,16 @@ class Verbs:
         if engine.wakes is not None and engine.driving.timers_of(state):
             engine.spawn(engine.wakes.clear(state.execution_id), state.execution_id)
 
-    async def readable(self, op: str, execution_id: str, principal: Principal | None) -> None:
+    async def readable(self, execution_id: str) -> None:
         """Read a log whole, for a verb that uses nothing of it but must not act where it cannot be opened.
 
         Raises:
-            SealedStreamUnreadableError: it cannot, or names who recorded an outcome by a ciphertext, and the call is
-                judged. ExecutionNotFoundError: there is none.
+            SealedStreamUnreadableError: it cannot. ExecutionNotFoundError: there is none.
         """
+        await self.loaded(execution_id)
+
+    async def persons_readable(self, op: str, execution_id: str, principal: Principal | None) -> None:
+        """As ``readable``; and where the call is judged, nobody in the log may be named by a ciphertext."""
         loaded = await self.loaded(execution_id)
         if not self._gate.granted(op, principal):
             for envelope in loaded.history:

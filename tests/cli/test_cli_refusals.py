@@ -27,12 +27,14 @@ VERBS = {
     "release": ["release", "{id}", "ship", "m1", "--discard"],
     "recover": ["recover", "{id}"],
     "expire": ["expire", "{id}", "ship", "--older-than", "1"],
+    "purge": ["purge", "{id}"],
+    "delete": ["delete", "{id}"],
     "erase": ["erase", "{subject}"],
     "export": ["export", "{subject}"],
 }
 """Every command that acts on one execution, or on one subject."""
 
-TRIED = ("discard", "quarantine", "release", "expire", "erase")
+TRIED = ("discard", "quarantine", "release", "expire", "purge", "delete", "erase")
 """Those that can be tried first, with ``--dry-run``."""
 
 OTHERS = {
@@ -44,6 +46,10 @@ OTHERS = {
     "leases": "rows of nodes",
     "wakes list": "rows, without what they are for",
     "wakes rebuild": "goes on past what does not open (test_a_rebuild_of_alarms_leaves_what_it_cannot_open_to_others)",
+    **dict.fromkeys(
+        [f"schedules {verb}" for verb in ("create", "list", "show", "pause", "unpause", "trigger", "delete")],
+        "a schedule is an execution, reached through the verbs above",
+    ),
     "bench": "measures a fleet of its own",
     "sim": "simulates one",
     "topics plan": "the catalogue",

@@ -141,7 +141,13 @@ def verbs(runtime, execution_id, principal):
         "drop": lambda: runtime.release_inbox(
             execution_id, "go", "m", disposition="discard", principal=principal
         ),
+        "purge": lambda: runtime.purge_history(execution_id, principal=principal),
+        "delete": lambda: runtime.delete_chain(execution_id, principal=principal),
     }
+
+
+OPERATORS_OWN = {"discard", "quarantine", "release", "drop", "purge", "delete"}
+"""What operators alone may do, owners included among those who may not."""
 
 
 def subject_verbs(runtime, subject, principal):

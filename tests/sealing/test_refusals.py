@@ -11,6 +11,7 @@ from mixed import (
     ALICE,
     KINDS,
     OPERATOR,
+    OPERATORS_OWN,
     SECRET,
     Fleet,
     Trouble,
@@ -72,10 +73,6 @@ def _assert_equal(error, plain, verb):
         )  # a subject's may be denied before anything is opened
 
 
-ALLOWED = {"discard", "quarantine", "release", "drop"}
-"""What an operator may do to an execution of unknown owner; a sealed one has the wording of an unknown owner all the same."""
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "who",
@@ -88,7 +85,8 @@ async def test_a_refusal_equals_that_of_an_ownerless_execution(mixed, kind, who)
     rest = lambda: {s: raw for s, raw in mixed.resting().items() if "ownerless" not in s}  # noqa: E731
     before, row = rest(), mixed.fleet.log.index.row("sealed").copy()
     trouble = Trouble()
-    skipped = ALLOWED if who == OPERATOR else set()
+    # To an operator an ordinary one is not denied; the refusal has the wording of an unknown owner all the same.
+    skipped = OPERATORS_OWN if who == OPERATOR else set()
     async with mixed.node(
         kind, trouble=trouble, authorizer=execution_access_policy(operators=["olga"])
     ) as node:
@@ -121,6 +119,7 @@ WITHOUT = {
     "handle": "reads nothing; what it says is judged: test_a_handle_is_refused_too",
     "held": "for operators of the fleet; a log that does not open is a row that says so",
     "look_after_copies": "of a node's own processors, and no caller's: ids and counts, at rest",
+    "expire_chain": "of a node's own retention, and no caller's; nothing of the chain is opened",
     "findings": "names executions that no node opens, to operators",
     "rebuild_wakes": "goes on past what does not open: test_mixed_breaks.py",
     "add_flow": "",
@@ -137,6 +136,8 @@ NAMED = {
     "quarantine": "quarantine_inbox",
     "release": "release_inbox",
     "drop": "release_inbox",
+    "purge": "purge_history",
+    "delete": "delete_chain",
     "erase": "erase_subject",
     "erase, tried": "erase_subject",
     "shred": "shred_subject",

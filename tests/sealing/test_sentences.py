@@ -88,6 +88,7 @@ SENTENCES = [
     ("D7", "a store without the method opens nothing", GUARDED, "test_a_node_that_cannot_open_is_refused_and_writes_nothing"),
     ("D7", "later registrations are reflected live", SEALING, "test_paths_may_be_added_later"),
     ("D7", "every wrapper forwards, overrides or refuses every optional method", WRAPPERS, "test_every_method_is_declared"),
+    ("D7", "and what it declares is true", WRAPPERS, "test_the_declarations_are_true"),
     ("D7", "shards that disagree are refused, judged each time", SHARDED, "test_the_question_is_judged_each_time"),
     ("D7", "the list of funnels is pinned", FUNNELS, "test_every_place_that_reads_a_stream_is_known"),
     ("D7", "before fold, replay, policy and fence", FURTHER, "test_every_verb_is_refused_before_anything_is_used_and_before_a_fence"),
