@@ -116,8 +116,10 @@ def test_the_runtime_holds_no_store_but_the_guarded_one():
     assert using == {
         "runtime/engine.py": {"__init__"},
         "runtime/factory.py": {"build_stores", "_made"},
-        "runtime/lease_checkup.py": {"lease_findings"},  # asks for status and head alone
+        "runtime/lease_checkup.py": {"lease_findings"},  # how streams stand, no event of them
     }
+    checkup = next(tree for name, tree in _trees() if name == "runtime/lease_checkup.py")
+    assert "events.read" not in ast.unparse(checkup)
     engine = ast.unparse(next(tree for name, tree in _trees() if name == "runtime/engine.py"))
     assert "GuardedEventStore.over(stores.events)" in engine
     assert engine.count("stores.events") == 1
