@@ -104,6 +104,33 @@ async def test_a_purge_leaves_how_it_began_and_ended_and_takes_what_was_held(cha
         assert (again.events, chain.log()) == (0, log)
 
 
+@pytest.mark.parametrize("at", range(3))
+async def test_a_purge_that_breaks_off_is_finished_by_a_repeat_and_told_once(chain, at):
+    await held_and_cancelled(chain)
+    async with chain.node("raw") as node:
+        calls, events = 0, node._engine.events
+
+        def failing(method):
+            async def call(*args):
+                nonlocal calls
+                calls += 1
+                if calls > at:
+                    raise ConnectionError
+                return await method(*args)
+
+            return call
+
+        for name in ("truncate", "delete"):
+            setattr(events, name, failing(getattr(events, name)))
+        with pytest.raises(ConnectionError):
+            await node.purge_history(CHAIN, reason="why", principal=OPERATOR)
+        assert chain.log()[-1].type == Kind.EXECUTION_PURGED
+    async with chain.node("raw") as node:
+        await node.purge_history(CHAIN, reason="again", principal=OPERATOR)
+    assert kinds(chain) == [Kind.EXECUTION_STARTED, Kind.EXECUTION_CANCELLED, Kind.EXECUTION_PURGED]
+    assert left(chain) == [CHAIN]
+
+
 async def test_a_purge_of_what_went_on_as_new_leaves_its_chain_reachable():
     chain = Chain(rotates)
     async with chain.node("raw", owns=True) as node:
@@ -217,6 +244,25 @@ async def test_a_deletion_that_breaks_off_anywhere_is_told_by_the_log_and_finish
         assert left(chain) == []
 
 
+async def test_a_deletion_is_told_once_however_often_it_is_begun():
+    chain, _ = await rotated()
+    await chain.prepared()
+    async with chain.node("raw") as node:
+        delete = node._engine.events.delete
+
+        async def fails(*_):
+            raise ConnectionError
+
+        node._engine.events.delete = fails
+        for reason in ("first", "second"):
+            with pytest.raises(ConnectionError):
+                await node.delete_chain(CHAIN, reason=reason, principal=OPERATOR)
+        assert [e.data["reason"] for e in chain.log() if e.type == Kind.EXECUTION_PURGED] == ["first"]
+        node._engine.events.delete = delete
+        await node.delete_chain(CHAIN, principal=OPERATOR)
+    assert left(chain) == []
+
+
 async def test_a_removal_may_take_more_than_a_transaction(chain, monkeypatch):
     await held_and_cancelled(chain)
     monkeypatch.setattr(removal, "SLICE", 1)
@@ -253,6 +299,20 @@ async def test_a_node_that_cannot_open_it_removes_nothing_and_says_no_more_than_
         assert chain.mixed.resting() == before
         await getattr(capable, verb)("x", principal=OPERATOR)
     assert len(chain.stream("x")) == (3 if verb == "purge_history" else 0)
+
+
+@pytest.mark.parametrize("verb", ["purge_history", "delete_chain"])
+async def test_nor_where_only_what_came_later_is_sealed(chain, verb):
+    await chain.send("u", "u1", "u1")
+    async with chain.node("capable", owns=True) as capable:
+        await until(lambda: Kind.MESSAGE_CONSUMED in kinds(chain), "a sealed delivery")
+        await rest(capable)
+        await capable.cancel(CHAIN)
+    before = chain.mixed.resting()
+    async with chain.node("raw") as node:
+        with pytest.raises(ExecutionDeniedError):
+            await getattr(node, verb)(CHAIN, principal=OPERATOR)
+    assert chain.mixed.resting() == before
 
 
 async def test_what_was_erased_stays_erased_through_a_purge_and_can_be_deleted(chain):
