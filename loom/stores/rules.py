@@ -89,7 +89,8 @@ def decide(draft: Draft, op: WriteOp, now_ms: int) -> Verdict:
 def streams_of(op: WriteOp) -> tuple[str, ...]:
     """Streams whose state the verdict on ``op`` can rest on."""
     if isinstance(op, AppendOps):
-        return tuple(append.stream_id for append in op.appends)
+        streams = [append.stream_id for append in op.appends]
+        return tuple(dict.fromkeys([*streams, *map(routing_id, streams)]))
     if isinstance(op, CopyPrefix):
         return (op.source, op.target)
     if isinstance(op, SaveSnapshot):
@@ -188,9 +189,19 @@ def _refusal(draft: Draft, append: StreamAppend) -> Rejected | None:
     if seen is not None:
         if seen != row.observation():
             return _wrong_head(stream_id, seen.head, seen.fence, row)
-    elif expected is not None and expected != row.head:
-        return _wrong_head(stream_id, expected, row.fence, row)
+    elif expected is not None:
+        if expected != row.head:
+            return _wrong_head(stream_id, expected, row.fence, row)
+    elif row.head == NO_EVENTS and _is_orphan(draft, stream_id):
+        return _refused(ExecutionNotFoundError(routing_id(stream_id)))
     return None if append.backlog_cap is None else _full(append, row, append.backlog_cap)
+
+
+def _is_orphan(draft: Draft, stream_id: str) -> bool:
+    """Whether a stream would be founded beside a log that was deleted: nobody would ever read, or remove, it."""
+    chain_id = routing_id(stream_id)
+    log = None if chain_id == stream_id else draft.row(chain_id)
+    return log is not None and log.deleted
 
 
 def _full(append: StreamAppend, row: StreamRow, cap: int) -> Rejected | None:

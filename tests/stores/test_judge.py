@@ -444,3 +444,18 @@ def test_a_copy_of_a_trimmed_log_has_a_mark(world):
 
 def test_a_tick_changes_nothing(world):
     assert world.judge(Tick()) == Accepted([], None)
+
+
+def test_no_stream_is_founded_beside_a_deleted_log():
+    """Also told at once where the deletion is committed, and only after its commit where it is staged."""
+    index = MemoryIndex()
+    staged = Staged(index)
+    staged.judge(app("a", -1, "a0"), 1)
+    staged.judge(Delete("a"), 2)
+    refused = staged.judge(AppendOps((msg("m0"),)), 3)
+    assert (type(refused.error), refused.on_staged) == (ExecutionNotFoundError, True)
+    index.apply(staged.effects)
+    refused = Staged(index).judge(AppendOps((msg("m0"),)), 4)
+    assert (type(refused.error), refused.on_staged) == (ExecutionNotFoundError, False)
+    beside = StreamAppend(inbox_stream("b", "t"), (ev("m1", Kind.INBOX_MESSAGE),))
+    assert isinstance(Staged(index).judge(AppendOps((beside,)), 5), Accepted), "a log that never was may come"

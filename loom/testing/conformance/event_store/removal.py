@@ -78,6 +78,8 @@ class RemovalConformance(LogSuite):
         await refused(other.append(started(stream_id)), ExecutionAlreadyExistsError)
         await refused(other.append(started(never)), ExecutionAlreadyExistsError)
         await refused(other.append(message(inbox, "m1")), ExecutionAlreadyExistsError)
+        elsewhere = message(inbox_stream(stream_id, "first on its topic"), "m1")
+        await refused(other.append(elsewhere), ExecutionNotFoundError)
         await refused(other.append(steps(stream_id, 2, fence=1)), WrongHeadError)
         await refused(other.acquire_fence(stream_id, "n:2"), ExecutionNotFoundError)
         source = bench.chain()
