@@ -39,6 +39,8 @@ BUFFER: Final = 1024
 
 BRIDGE_TIMEOUT_S: Final = 30.0
 BURY_TIMEOUT_S: Final = 30.0
+CHAINS_TIMEOUT_MS: Final = 10_000
+"""For reading which chains keep copies: within the time that a stop of the app may take, and tried again."""
 
 
 class Bridge(DeliveryBridge, QuarantineBridge, Protocol):
@@ -147,7 +149,9 @@ def build_app(
 
 
 async def _chains_of(config: Config, partition: int) -> list[str]:
-    return await asyncio.to_thread(read_quarantined, config, partitions=(partition,))
+    return await asyncio.to_thread(
+        read_quarantined, config, partitions=(partition,), timeout_ms=CHAINS_TIMEOUT_MS
+    )
 
 
 def _agent(app: WorkerApp, topic: str, name: str, take: Callable[[Any, Callable[[], object]], Any]) -> None:
