@@ -97,7 +97,7 @@ class Engine:
         self.max_behind = config.journal_max_behind
         self.patience_ms = config.storage_patience_ms
         self.alive: Callable[[], bool] = lambda: True
-        self._firsts = Firsts()
+        self._firsts = Firsts(surroundings.monotonic)
         self._seals = hasattr(self.events, "sealing_capability")
         self.leasing: DriverLeases | None = None
         self._tasks: set[asyncio.Task[Any]] = set()

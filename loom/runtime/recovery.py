@@ -199,7 +199,12 @@ class Recovery(Background):
 
     async def _running(self, info: StreamInfo) -> None:
         engine, execution_id = self._engine, info.stream_id
-        if engine.backoff.blocked(execution_id) or await self._driven(info):
+        blocked, refused = engine.backoff.blocked(execution_id), engine.backoff.refused(execution_id)
+        if (blocked and not refused) or await self._driven(info):
+            self._unsettled[execution_id] = False
+            return
+        if blocked:  # nobody is known to drive it, and it is not this node's to look: it may be another's
+            engine.driving.leave_inbox_row(execution_id, "refusal")
             self._unsettled[execution_id] = False
             return
         async with engine.driving.exclusive(execution_id):

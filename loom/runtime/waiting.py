@@ -221,14 +221,19 @@ class Waiting:
             run.journal.when_durable(lambda: run.engine.trim(message.stream_id, before))
 
     def _refuse(self, error: LoomError, waits: tuple[Wait, ...]) -> None:
-        """A message that this node cannot open: nothing is appended for it; the flow parks, the row stays."""
+        """A message that this node cannot open: nothing is appended for it; the flow parks, the row stays.
+
+        While other branches still run it does not park yet, and is refused at each look; that is told once.
+        """
         run = self._run
-        run.engine.refused(run.id, error)
+        runs = run.phase is Phase.RUNNING
+        if not (runs and self._refused):
+            run.engine.refused(run.id, error)
+        self._refused = runs
         self.feeds.forget()  # next time it is read anew: the key may have come
         if self._holds is not None:
             self._holds.forget()
-        if run.phase is Phase.RUNNING and not self._refused:
-            self._refused = True
+        if runs:
             self._rest(waits)
 
     # Rest and park --------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from mixed import ALICE, KINDS, SECRET, SENSITIVE, Fleet, Trouble, seen, two_halves
 
-from loom import child, flow
+from loom import child, flow, receive, timer
 from loom.ids import inbox_stream
 from loom.runtime.facts import CANCEL_TOPIC
 from loom.schemas.codec import decode_envelope
@@ -101,7 +101,14 @@ async def test_whatever_wakes_it_a_capable_node_carries_on(mixed, kind):
     assert Kind.EXECUTION_FAILED not in {e.type for e in history}
 
 
-async def test_a_driver_that_dies_beside_an_incapable_owner_is_replaced(mixed):
+def back_off(owner, execution_id):
+    """Let a node have been refused so often that it looks again in a minute."""
+    for _ in range(7):
+        owner._engine.backoff.failed(execution_id, refused=True)
+
+
+@pytest.mark.parametrize("backs_off", [False, True])
+async def test_a_driver_that_dies_beside_an_incapable_owner_is_replaced(mixed, backs_off):
     await mixed.prepare("s")
     entered = asyncio.Event()
 
@@ -117,7 +124,7 @@ async def test_a_driver_that_dies_beside_an_incapable_owner_is_replaced(mixed):
         events = EncryptingEventStore.over(mixed.fleet.store(()), MemoryKeyStore(mixed.keys), SENSITIVE)
         return mixed.fleet.runtime(name, [dies], events=events)
 
-    async with node(mixed, "no keys", owned=True):
+    async with node(mixed, "no keys", owned=True) as owner:
         victim = capable("victim")
         await victim.open()
         async with mixed.node("capable") as client:
@@ -125,6 +132,9 @@ async def test_a_driver_that_dies_beside_an_incapable_owner_is_replaced(mixed):
             await client.start("dies", SECRET, execution_id="x", subject="s")
             await asyncio.wait_for(entered.wait(), 20)
         await crash(victim)
+        if backs_off:
+            back_off(owner, "x")
+            await owner._engine.wakes.clear("x")  # as whoever carried on before does once it parks
         async with capable("heir") as heir:
             await until(lambda: log_of(mixed, "x")[-1].type == Kind.EXECUTION_COMPLETED, "the end", 20)
             assert (await heir.load_state("x")).output == SECRET + "!"
@@ -169,3 +179,38 @@ async def test_incapable_nodes_do_not_keep_a_row_from_a_capable_one(mixed):
             assert await capable.status("x", principal=ALICE) in {"running", "suspended"}
     assert set(drivers(mixed)) == {"capable"}
     assert all(e.data.get("reason") != "abandoned" for e in log_of(mixed, "x"))
+
+
+@pytest.mark.parametrize("timed", [False, True])
+async def test_a_run_that_meets_a_sealed_message_while_it_is_busy_parks_once_it_is_not(mixed, timed):
+    """The wait is refused while a step of another branch runs: the park comes after it, and a capable node goes on."""
+    goes_on, met = asyncio.Event(), asyncio.Event()
+
+    async def slow():
+        met.set()
+        await goes_on.wait()
+        return 1
+
+    @flow("busy")
+    async def busy(ctx, _given):
+        async def word():
+            arms = [receive("go"), timer(3_600)] if timed else [receive("go")]
+            return (await ctx.select(*arms)).value
+
+        return await asyncio.gather(ctx.run(slow), word())
+
+    def runtime(kind, trouble=None, **options):
+        events = mixed.stored(kind, mixed.fleet.store(**options))
+        more = trouble.options if trouble is not None else {}
+        return mixed.fleet.runtime(kind, [busy], events=events, **more)
+
+    trouble = Trouble()
+    async with runtime("raw", trouble) as owner, mixed.node("capable") as client:
+        await owner.start(busy, None, execution_id="x", subject="s")
+        await asyncio.wait_for(met.wait(), 20)
+        await client.send("x", "go", SECRET)
+        await until(lambda: any(about == "x" for _, about in trouble.errors), "the refusal", 20)
+        goes_on.set()
+        await until(lambda: log_of(mixed, "x")[-1].type == Kind.EXECUTION_SUSPENDED, "the park", 20)
+        async with runtime("capable", owned=()):
+            await until(lambda: log_of(mixed, "x")[-1].type == Kind.EXECUTION_COMPLETED, "the end", 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -65,7 +66,8 @@ class EncryptingEventStore:
     is redacted. An envelope whose marker this node cannot open stands as it is stored, for the marker's judge to refuse.
 
     ``sensitive`` adds to ``DEFAULT_SENSITIVE``. ``snapshots`` is where a compacted log's tombstone may be folded.
-    ``on_dropped`` hears what a subscription leaves out, per subscription the first time and then every 16th.
+    ``on_dropped`` hears what a subscription leaves out, per subscription the first time and then every 16th. ``clock`` is
+    monotonic, in seconds: it says how long keys are used from memory.
     Closing closes the inner store, and leaves the key store to whoever opened it.
     """
 
@@ -83,6 +85,7 @@ class EncryptingEventStore:
         snapshots: SnapshotStore | None = None,
         iv_source: NonceSource | None = None,
         on_dropped: DroppedCallback | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Wrap ``inner``.
 
@@ -93,7 +96,7 @@ class EncryptingEventStore:
         self.keys = keys
         self._sensitive = SensitiveMap(sensitive)
         self._capability = SealingCapability(CIPHER, lambda: self._sensitive.covers)
-        self._ring = KeyRing(keys)
+        self._ring = KeyRing(keys, now=clock)
         self._subjects = Subjects(inner)
         self._own = OwnEvents()
         self._on_dropped = on_dropped
