@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from fleet_support import show_workers
 
 from loom import Client, Config
 from loom.cli.main import main
@@ -92,8 +93,18 @@ def fleet_on(bootstrap, prefix, redis, folder):
             worker.stop()
 
 
+FLEET = pytest.StashKey[Fleet]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test of a fleet that fails shows what its workers said last: their folders go with the test."""
+    report = yield
+    return show_workers(report, item.stash.get(FLEET, None))
+
+
 @pytest.fixture
-def fleet(kafka_bootstrap, topic_prefix, private_redis, tmp_path):
+def fleet(request, kafka_bootstrap, topic_prefix, private_redis, tmp_path):
     with fleet_on(kafka_bootstrap, topic_prefix, private_redis, tmp_path) as made:
         yield made
 
