@@ -1,4 +1,4 @@
-"""How often a re-drive is tried: a count in the refusal row itself, so that all nodes count as one (D10; system.md 5).
+"""How often a re-drive is tried: a count in the refusal row itself, so that all nodes count as one (D10; docs/adr/0034).
 
 An attempt is spent where a node could open the log, knew the flow, and could not go on all the same. One that could not
 open it, does not know its flow, stood down or could not read the evidence spends none: another may do better, or it may

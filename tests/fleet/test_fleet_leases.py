@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from conftest import TTL_MS
-from fleet_support import stubborn
+from fleet_support import RedisLink, stubborn
 
 from loom.schemas.envelope import Kind
 
@@ -21,9 +21,9 @@ async def begun(fleet, handles, step="first"):
             await asyncio.sleep(0.05)
 
 
-async def started(fleet, client, *, executions, seconds):
-    for name in ("north", "south"):
-        fleet.start_worker(name)
+async def started(fleet, client, *, executions, seconds, north=None):
+    fleet.start_worker("north", env=north)
+    fleet.start_worker("south")
     async with asyncio.timeout(60):
         while not (fleet.is_up("north") and fleet.is_up("south")):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -84,6 +84,23 @@ async def test_a_redis_that_stands_still_for_two_ttls_stops_runs_and_loses_none(
         finally:
             private_redis.resume()
         await judge(fleet, client, handles)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("how", ["cut", pytest.param("mute", marks=pytest.mark.soak)])
+async def test_a_worker_without_redis_stops_what_it_drives_and_loses_none(fleet, private_redis, how):
+    """It owns its partitions all the while: it stops by itself, before its rows could be seen to have lapsed."""
+    async with RedisLink(private_redis.url) as link, fleet.client() as client:
+        handles = await started(
+            fleet, client, executions=8, seconds=4 * TTL_S, north={"LOOM_REDIS_URL": link.url}
+        )
+        link.become(how)
+        await asyncio.sleep(3 * TTL_S)
+        while_away = fleet.ledger()
+        link.become("open")
+        await judge(fleet, client, handles)
+        mine = {row["execution"] for row in while_away if (row["name"], row["token"]) == ("first", "north")}
+        assert not [row for row in while_away if row["execution"] in mine and row["name"] == "second"]
 
 
 @pytest.mark.timeout(200)

@@ -201,6 +201,16 @@ def test_a_clock_that_is_behind_fires_no_instant_twice():
     assert told.started == [MINUTE, 2 * MINUTE, 3 * MINUTE]
 
 
+def test_a_pause_that_a_clock_behind_ends_brings_no_instant_back():
+    told = Told(every_minute())
+    told.timer()
+    told.ends()
+    told.told(verb="pause")
+    told.told(verb="unpause", now=0)
+    told.timer()
+    assert told.started == [MINUTE, 2 * MINUTE]
+
+
 def test_what_is_remembered_is_bounded():
     told = Told(every_minute())
     for _ in range(3 * RECENT):
