@@ -129,7 +129,9 @@ class Race:
         return ("seen" if len(seen) == 2 else "dropped", bool(held))
 
 
-@pytest.mark.parametrize("rounds", [4, pytest.param(1_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "rounds", [4, pytest.param(1_000, marks=[pytest.mark.soak, pytest.mark.timeout(3_600)])]
+)
 async def test_each_race_for_a_held_message_has_one_outcome(fleet, rounds, monkeypatch):
     monkeypatch.setenv("FLEET_KEK", "A" * 43 + "=")
     sealing = {
