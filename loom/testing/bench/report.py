@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from loom.errors import ConfigError
 from loom.testing import services
-from loom.testing.bench import engine, memory, sealing
+from loom.testing.bench import engine, leases, memory, sealing
 from loom.testing.bench.references import Figure, bare_loop, raw_limit
 
 if TYPE_CHECKING:
@@ -154,6 +154,24 @@ def _sealing(at: Where) -> list[Row]:
     ]
 
 
+def _leases(at: Where) -> list[Row]:
+    found = asyncio.run(leases.costs(at.bootstrap, at.redis_url, seconds=at.seconds))
+    off = found["off"]
+    return [
+        Row(
+            f"one-step executions, leases {mode}, {leases.CONCURRENCY} at once",
+            f"{cost.per_second:,.0f}/s, {cost.cpu_us:,.0f} µs of processor",
+            f"{_share(1 - cost.per_second / off.per_second)} of throughput, "
+            f"{_share(cost.cpu_us / off.cpu_us - 1)} of processor; {cost.calls:,} calls of Redis for 1,000",
+        )
+        for mode, cost in found.items()
+    ]
+
+
+def _share(part: float) -> str:
+    return f"{part:+.1%}"
+
+
 MEASUREMENTS: Final[dict[str, Callable[[Where], list[Row]]]] = {
     "throughput": _throughput,
     "spread": _spread,
@@ -164,6 +182,7 @@ MEASUREMENTS: Final[dict[str, Callable[[Where], list[Row]]]] = {
     "takeover": _takeover,
     "memory": _memory,
     "sealing": _sealing,
+    "leases": _leases,
 }
 
 
