@@ -120,6 +120,8 @@ def test_only_a_tombstone_makes_a_redacted_message_an_erased_one():
     with pytest.raises(PayloadShreddedError) as caught:
         assert_deliverable("e1", "m1", "t", {"deep": [MARKER]}, erased="alice")
     assert caught.value.subject == "alice"
+    with pytest.raises(SealedPayloadUnreadableError):
+        assert_deliverable("e1", "m1", "t", {"deep": [MARKER]})
 
 
 @pytest.mark.parametrize("payload", [SEALED, {"a": [SEALED]}, MARKER, {"a": MARKER}, [0] * 100_001])

@@ -117,7 +117,7 @@ def test_duplicates_and_the_expired_are_disposed_of_on_the_way():
     unread = {
         "t": [
             message(0),
-            message(1, timestamp=NOW - 100),
+            message(1, payload={"stale": 1}, timestamp=NOW - 100),
             message(2, message_id="m1"),
             message(3, payload={"fresh": 1}, timestamp=NOW - 99),
             message(4),

@@ -84,6 +84,19 @@ async def test_intent_destruction_tombstone_and_the_end_of_what_ran(mixed):
     assert mixed.fleet.log.index.row("other").status == Kind.EXECUTION_SUSPENDED
 
 
+async def test_every_intent_is_durable_before_the_key_dies_and_no_tombstone_is(mixed):
+    await two_sealed(mixed)
+    seen_then = []
+
+    class Watching(MemoryKeyStore):
+        async def destroy(self, subject):
+            seen_then.append([control(mixed, log) for log in ("sealed", "sealed2")])
+            return await super().destroy(subject)
+
+    await SubjectRecords(mixed.stored("capable", mixed.fleet.store(())), Watching(mixed.keys)).shred("s")
+    assert seen_then[0] == [[Kind.ERASURE_PENDING]] * 2
+
+
 async def test_a_repeat_writes_nothing_and_says_what_is(mixed):
     await start(mixed)
     async with mixed.node("capable", owns=True) as node:
@@ -166,7 +179,7 @@ class DyingKeys(MemoryKeyStore):
         self.when = when
 
     async def destroy(self, subject):
-        if self.when == "before destroy":
+        if self.when == "before destroy" or (self.when == "between keys" and subject != "s"):
             raise CrashedError
         gone = await super().destroy(subject)
         if self.when == "after destroy":
@@ -192,11 +205,17 @@ POINTS = {
     "before the first intent": (Kind.ERASURE_PENDING, 0, ""),
     "between two intents": (Kind.ERASURE_PENDING, 1, ""),
     "between intent and destruction": ("", 0, "before destroy"),
+    "between two keys": ("", 0, "between keys"),
     "between destruction and tombstone": ("", 0, "after destroy"),
     "before the first tombstone": (Kind.PAYLOAD_SHREDDED, 0, ""),
     "between two tombstones": (Kind.PAYLOAD_SHREDDED, 1, ""),
 }
-DESTROYED = {"between destruction and tombstone", "before the first tombstone", "between two tombstones"}
+DESTROYED = {
+    "between two keys",
+    "between destruction and tombstone",
+    "before the first tombstone",
+    "between two tombstones",
+}
 
 
 async def crash(mixed, point):
@@ -215,7 +234,20 @@ async def two_sealed(mixed):
     async with mixed.node("capable", owns=True) as node:
         await node.start(two_halves, SECRET, execution_id="sealed2", subject="s", principal=ALICE)
         await parked(node, "sealed2")
+    await MemoryKeyStore(mixed.keys).ensure("sealed")  # of a message that came before the start
     await mixed.prepare("s")
+
+
+async def test_a_retry_after_the_last_tombstone_ends_what_still_runs(mixed):
+    await two_sealed(mixed)
+    done = await SubjectRecords(
+        mixed.stored("capable", mixed.fleet.store(())), MemoryKeyStore(mixed.keys)
+    ).shred("s")
+    assert sorted(done.written) == ["sealed", "sealed2"]
+    async with mixed.node("capable") as node:
+        report = await node.erase_subject("s")
+        assert (report.tombstoned, sorted(report.cancelled)) == ((), ["sealed", "sealed2"])
+    assert not await key_stands(mixed, "sealed")
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -228,7 +260,8 @@ async def test_a_retry_from_a_capable_node_completes(mixed, point):
         assert sorted(report.executions) == ["sealed", "sealed2"]
     for log in ("sealed", "sealed2"):
         assert control(mixed, log) == [Kind.ERASURE_PENDING, Kind.PAYLOAD_SHREDDED]
-    assert await MemoryKeyStore(mixed.keys).was_destroyed("s")
+    for name in ("s", "sealed"):
+        assert await MemoryKeyStore(mixed.keys).was_destroyed(name)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -28,6 +28,7 @@ def test_without_a_source_nonces_are_random():
     made = [random_nonce(PLACE) for _ in range(5000)]
     assert len(set(made)) == len(made)
     assert {len(nonce) for nonce in made} == {NONCE_BYTES}
+    assert all(len({nonce[at] for nonce in made}) == 256 for at in range(NONCE_BYTES))
     assert isinstance(nonces._bits, Entropy)
 
 

@@ -121,10 +121,12 @@ SENTENCES = [
     ("D7", "redacted is not erased", GUARD, "test_only_a_tombstone_makes_a_redacted_message_an_erased_one"),
     ("D7", "a live subscription drops what it cannot open, with a stable code", HANDOVER, "test_a_live_reader_is_spared_what_cannot_be_opened"),
     ("D7", "nonces are random, and made in one place", NONCES, "test_random_nonces_are_made_in_one_place"),
+    ("D7", "all 96 bits of them", NONCES, "test_without_a_source_nonces_are_random"),
     ("D7", "the seeded source is branded, and refused outside a test", NONCES, "test_outside_a_test_nothing_seeded_runs"),
     ("D7", "no other code can pass one", NONCES, "test_no_other_code_can_give_a_source"),
     # Erasure
     ("D7 r4", "intent, destruction, tombstone, in that order, at head + 2", ERASURE, "test_intent_destruction_tombstone_and_the_end_of_what_ran"),
+    ("D7 r4", "every intent is durable before the key dies", ERASURE, "test_every_intent_is_durable_before_the_key_dies_and_no_tombstone_is"),
     ("D7 r4", "an intent is not duplicated", ERASURE, "test_two_at_once_say_it_once"),
     ("D7 r4", "key absent, sealed data, no intent: nothing written, nothing destroyed", ERASURE, "test_a_destruction_out_of_hand_is_no_erasure"),
     ("D7 r4", "a crash at any point, then a capable node completes", ERASURE, "test_a_retry_from_a_capable_node_completes"),
