@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from mixed import ALICE, KINDS, SECRET, SENSITIVE, Fleet, Trouble, seen, two_halves
 
-from loom import flow
+from loom import ExecutionDeniedError, child, flow
 from loom.operator import is_sealed_unreadable
 from loom.schemas.codec import decode_envelope
 from loom.schemas.envelope import EVENT_SCHEMA, Kind, NewEvent
@@ -47,7 +47,19 @@ async def naps(ctx, secret):
     return secret
 
 
-FLOWS = [two_halves, sleeps, goes_on, naps]
+@flow("keeps")
+async def keeps(ctx, secret):
+    return await ctx.run(note, secret) + await ctx.receive("go")
+
+
+@flow("asks")
+async def asks(ctx, _nothing):
+    """Nothing of it is sealed, but for what its child tells it at its end."""
+    kept = await ctx.start_child("keeps", SECRET)
+    return (await ctx.select(child(kept))).value
+
+
+FLOWS = [two_halves, sleeps, goes_on, naps, keeps, asks]
 
 
 @pytest.fixture
@@ -140,6 +152,74 @@ async def test_a_chain_goes_on_though_its_owner_can_open_none_of_it(mixed, kind)
             await client.send("x", "go", "-z", principal=ALICE)
         assert await capable.handle("x").result(20) == f"{SECRET}!!!!-z"
     assert writers(mixed) == {"capable"}
+
+
+# -- families and keys ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["raw", "no keys", "other keys"])
+async def test_a_sealed_child_of_a_parent_in_the_clear_tells_its_end_past_their_owner(mixed, kind):
+    async with node(mixed, "capable", owned=True) as first:
+        async with mixed.node("raw") as client:
+            client.flows.add(asks)
+            await client.start("asks", None, execution_id="p", subject="s")
+        await until(lambda: Kind.CHILD_STARTED in types_of(mixed, "p"), "the child")
+        child_id = next(e.data["childId"] for e in log_of(mixed, "p") if e.type == Kind.CHILD_STARTED)
+        await until(lambda: {"p", child_id} <= first._engine.parked_runs.keys(), "the parks")
+    assert all("seal" not in event.metadata for event in log_of(mixed, "p"))
+    assert "seal" in log_of(mixed, child_id)[0].metadata
+    async with node(mixed, kind, owned=True), node(mixed, "capable", owned=False):
+        async with mixed.node("capable") as client:
+            await client.send(child_id, "go", "-z")
+        await until(lambda: types_of(mixed, child_id)[-1] == Kind.EXECUTION_COMPLETED, "the child's end", 20)
+        await until(lambda: types_of(mixed, "p")[-1] == Kind.EXECUTION_COMPLETED, "the parent's end", 20)
+    async with mixed.node("capable") as client:
+        assert (await client.load_state("p")).output == f"{SECRET}!-z"
+    assert writers(mixed) == {"capable"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_key_is_rotated_in_the_middle_under_an_owner_that_has_none(mixed, kind):
+    async with mixed.node("capable") as client:
+        client.flows.add(keeps)
+        await client.start("keeps", SECRET, execution_id="x", subject="s", principal=ALICE)
+        async with node(mixed, kind, owned=True), node(mixed, "capable", owned=False) as capable:
+            await until(lambda: types_of(mixed, "x")[-1] == Kind.EXECUTION_SUSPENDED, "the park", 20)
+            before = (await MemoryKeyStore(mixed.keys).get("s")).current.id
+            assert (await MemoryKeyStore(mixed.keys).rotate("s")).current.id != before
+            await client.send("x", "go", "-z", principal=ALICE)
+            await until(lambda: types_of(mixed, "x")[-1] == Kind.EXECUTION_COMPLETED, "the end", 20)
+            history = await capable.history("x", principal=ALICE)
+    assert history[-1].data["output"] == f"{SECRET}!-z"
+    assert "__loomEnc" not in repr(history)
+
+
+async def test_a_key_that_dies_in_the_middle_without_an_intent_stops_the_flow_and_says_nothing_false(mixed):
+    began, gate = asyncio.Event(), asyncio.Event()
+
+    async def held(value):
+        began.set()
+        await gate.wait()
+        return value
+
+    @flow("works")
+    async def works(ctx, value):
+        return await ctx.run(held, value)
+
+    trouble = Trouble()
+    async with node(mixed, "capable", owned=True, trouble=trouble, flows=[works]) as owner:
+        await owner.start(works, SECRET, execution_id="x", subject="s", principal=ALICE)
+        await asyncio.wait_for(began.wait(), 10)
+        before = types_of(mixed, "x")
+        await MemoryKeyStore(mixed.keys).destroy("s")
+        owner._engine.events._inner.forget_keys("s")
+        gate.set()
+        await until(lambda: "x" not in owner._engine.runs, "the run to go")
+        await until(lambda: any(about == "x" for _, about in trouble.storage), "a word")
+        with pytest.raises(ExecutionDeniedError):
+            await owner.load_state("x", principal=ALICE)
+    assert types_of(mixed, "x") == before
+    assert not {Kind.EXECUTION_FAILED, Kind.PAYLOAD_SHREDDED} & set(before)
 
 
 # -- under a run ---------------------------------------------------------------------------------------------------
