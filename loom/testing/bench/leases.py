@@ -6,9 +6,10 @@ The modes take turns in short windows of one process, so that what else the mach
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import redis as redis_client
@@ -30,25 +31,23 @@ COUNTED: Final = 1_000
 
 @dataclass(slots=True)
 class Cost:
-    """Of one mode: executions and seconds of the clock and of the processor, over all windows; and calls of Redis.
+    """Of one mode: executions, seconds of the clock and of the processor of each window; and calls of Redis.
 
     ``calls`` are what the node asks of Redis for 1,000 executions (a script is one call), its rhythms included.
     """
 
-    executions: int = 0
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
+    windows: list[tuple[int, float, float]] = field(default_factory=list)
     calls: int = 0
 
     @property
     def per_second(self) -> float:
-        """Executions a second."""
-        return self.executions / self.wall_s
+        """Executions a second, in the median window."""
+        return statistics.median(done / wall_s for done, wall_s, _ in self.windows)
 
     @property
     def cpu_us(self) -> float:
-        """Microseconds of processor time of an execution: all threads, and whatever else is on the machine left out."""
-        return self.cpu_s / self.executions * 1e6
+        """Microseconds of processor time of an execution, all threads, in the best window: the least disturbed."""
+        return min(cpu_s / done for done, _, cpu_s in self.windows) * 1e6
 
 
 async def costs(bootstrap: str, redis_url: str, *, seconds: float) -> dict[str, Cost]:
@@ -87,9 +86,8 @@ async def _window(runtime: Runtime, cost: Cost) -> None:
             done += 1
         return done
 
-    cost.executions += sum(await asyncio.gather(*(one() for _ in range(CONCURRENCY))))
-    cost.wall_s += time.perf_counter() - wall
-    cost.cpu_s += time.process_time() - cpu
+    done = sum(await asyncio.gather(*(one() for _ in range(CONCURRENCY))))
+    cost.windows.append((done, time.perf_counter() - wall, time.process_time() - cpu))
 
 
 async def _many(runtime: Runtime, count: int) -> None:
