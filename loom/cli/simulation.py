@@ -26,6 +26,9 @@ def sim(
         int | None, typer.Option("--steps", min=1, help="Steps of chaos before everything is healed.")
     ] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="How many seeds.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Processes side by side; by default one a core.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a fleet of nodes in one process, on one clock, with faults, and check what must hold after every step.
@@ -34,21 +37,25 @@ def sim(
 
     Example: loom sim --seed 133 --steps 8000
     """
-    from loom.testing.simulation import DEFAULT_STEPS, simulate
+    from loom.testing.simulation import DEFAULT_STEPS, simulate_many
 
-    reports = [simulate(one, steps or DEFAULT_STEPS) for one in range(seed, seed + count)]
+    tally = simulate_many(range(seed, seed + count), steps or DEFAULT_STEPS, jobs=jobs)
+    assert tally.last is not None
+    digest = tally.last.digest
     answer: dict[str, Any] = {
-        "seeds": count,
-        "effects": sum(report.effects for report in reports),
-        "takeovers": sum(report.takeovers for report in reports),
-        "repeated_effects": sum(report.doubled for report in reports),
-        "last": asdict(reports[-1]),
+        "seeds": tally.seeds,
+        "effects": tally.effects,
+        "takeovers": tally.takeovers,
+        "repeated_effects": tally.doubled,
+        "denials": tally.denials,
+        "fleets": dict(tally.kinds),
+        "last": asdict(tally.last),
     }
 
     def human(console: Console) -> None:
         console.print(
-            f"{count} seeds from {seed} held: {answer['effects']} effects, {answer['repeated_effects']} of them repeated "
-            f"after {answer['takeovers']} takeovers; log of the last: {reports[-1].digest[:16]}"
+            f"{count} seeds from {seed} held: {tally.effects} effects, {tally.doubled} of them repeated "
+            f"after {tally.takeovers} takeovers, {tally.denials} denials; log of the last: {digest[:16]}"
         )
 
     emit(answer, as_json=as_json, human=human)

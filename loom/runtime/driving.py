@@ -235,11 +235,13 @@ class Driving(Reading):
             engine.leave(run, row_stays=claimed)
             raise
 
-    def _adopt(self, run: Run, fence: int, recovered: Envelope | None = None) -> Run:
+    def _adopt(self, run: Run, fence: int, recovered: Envelope | None = None) -> Run | None:
         engine = self._engine
-        older = engine.runs.get(run.id)
-        if older is not None:  # its fence is stale by now
+        if (older := engine.runs.get(run.id)) is not None:  # its fence is stale by now
             engine.drop(older)
+        if run.gone():  # its lease was lost on the way to the fence, which is ours: nobody else will drive it
+            self.abandoned(run.id)
+            return None
         engine.register(run)
         engine.backoff.cleared(run.id)
         run.take_up(fence, recovered)

@@ -21,6 +21,7 @@ R = TypeVar("R")
 
 _RESOLUTION_S: Final = 1e-9
 _LAST_TURNS: Final = 64
+NEVER: Final = float("inf")
 
 
 class _Selector:
@@ -54,18 +55,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Seconds on its clock."""
         return self._now_s if self._outer is None else self._outer()
 
-    def next_due(self) -> float | None:
-        """When something is to be run: now where callbacks are ready, else at the earliest timer; None: never."""
-        if self._ready:  # type: ignore[attr-defined]
-            return self.time()
+    def is_ready(self) -> bool:
+        """Whether something is to be run now, timers apart."""
+        return bool(self._ready)  # type: ignore[attr-defined]
+
+    def next_timer(self) -> float:
+        """When the earliest timer is due; infinite: there is none."""
         scheduled = self._scheduled  # type: ignore[attr-defined]
         while scheduled and scheduled[0]._cancelled:  # noqa: SLF001 - as the loop itself drops them
             handle = heapq.heappop(scheduled)
             handle._scheduled = False  # noqa: SLF001
-        return scheduled[0]._when if scheduled else None  # noqa: SLF001
+        return scheduled[0]._when if scheduled else NEVER  # noqa: SLF001
 
-    def turn(self) -> None:
-        """Run what is ready or due now, once, as the loop itself would; up to ``interrupt``, where that is called."""
+    def turn(self, most: int = 1) -> None:
+        """Run what is ready or due now, as the loop itself would; up to ``interrupt``, where that is called.
+
+        What becomes ready meanwhile runs too, in up to ``most`` rounds in all.
+        """
         self._thread_id = threading.get_ident()
         events._set_running_loop(self)  # noqa: SLF001 - what run_forever does
         ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
@@ -75,12 +81,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 handle = heapq.heappop(scheduled)
                 handle._scheduled = False  # noqa: SLF001
                 ready.append(handle)
-            for _ in range(len(ready)):
-                handle = ready.popleft()
-                if not handle._cancelled:  # noqa: SLF001
-                    handle._run()  # noqa: SLF001
-                if self._interrupted:
-                    break
+            while ready and most:
+                most -= 1
+                for _ in range(len(ready)):
+                    handle = ready.popleft()
+                    if not handle._cancelled:  # noqa: SLF001
+                        handle._run()  # noqa: SLF001
+                    if self._interrupted:
+                        return
         finally:
             self._thread_id = None  # type: ignore[assignment]
             events._set_running_loop(None)  # noqa: SLF001 - what run_forever does

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import loom.kernel.inbox
+import loom.kernel.machine
 import loom.runtime.evidence
+import loom.stores.guarded
 import loom.stores.rules
+import loom.stores.sealing.sealer
 from loom.kernel.evidence import Evidence
 from loom.runtime.driving import Driving
 from loom.runtime.lease_keeper import LeaseKeeper
@@ -19,10 +23,10 @@ from loom.stores.memory.wake_store import WakeTable
 
 @dataclass(frozen=True)
 class Bug:
-    """``found`` says whether the simulation finds it."""
+    """A rule taken away, and the first seed that found it; None: `make soak` looks for it."""
 
     plant: Callable
-    found: bool = True
+    seed: int | None
 
 
 def no_veto(patch):
@@ -105,17 +109,57 @@ def a_wake_is_asked_for_once(patch):
 
 
 def lost_rows_are_not_looked_for(patch):
-    patch.setattr(Driving, "leave_inbox_row", lambda _driving, _execution_id: None)
+    async def leave(self, row):
+        if self._engine.wakes is not None:
+            await self._engine.schedule([row])
+
+    patch.setattr(Driving, "_leave_row", leave)
+
+
+def no_guard_on_delivery(patch):
+    """Whatever a message holds is delivered."""
+    for module in (loom.kernel.inbox, loom.kernel.machine):
+        patch.setattr(module, "assert_deliverable", lambda *_, **__: None)
+
+
+def no_judge_of_markers(patch):
+    """A log is read whatever its markers say."""
+    patch.setattr(loom.stores.guarded, "assert_stream_readable", lambda *_, **__: None)
+    patch.setattr(loom.stores.guarded, "unreadable", lambda *_, **__: None)
+
+
+def requests_leave_unsealed(patch):
+    """Outgoing requests leave as they are."""
+
+    async def outgoing(_self, outgoing, _named):
+        return outgoing
+
+    patch.setattr(loom.stores.sealing.sealer.Sealer, "_outgoing", outgoing)
+
+
+def no_refusal_row(patch):
+    """A refusal leaves nothing behind."""
+    plain = Driving.leave_inbox_row
+
+    def leave(self, execution_id, kind="inbox"):
+        if kind != "refusal":
+            plain(self, execution_id, kind)
+
+    patch.setattr(Driving, "leave_inbox_row", leave)
 
 
 BUGS = {
-    "no veto": Bug(no_veto),
-    "no gate": Bug(no_gate),
-    "no margin": Bug(no_margin),
-    "unconditional takeover": Bug(unconditional_takeover),
-    "last writer wins": Bug(last_writer_wins, found=False),
-    "no fence": Bug(no_fence, found=False),
-    "effects before the wake": Bug(effects_before_the_wake),
-    "a wake is asked for once": Bug(a_wake_is_asked_for_once, found=False),
-    "lost rows are not looked for": Bug(lost_rows_are_not_looked_for, found=False),
+    "no veto": Bug(no_veto, 15),
+    "no gate": Bug(no_gate, 47),
+    "no margin": Bug(no_margin, 16),
+    "unconditional takeover": Bug(unconditional_takeover, 6),
+    "last writer wins": Bug(last_writer_wins, 81),
+    "no fence": Bug(no_fence, 29),
+    "effects before the wake": Bug(effects_before_the_wake, 23),
+    "a wake is asked for once": Bug(a_wake_is_asked_for_once, None),
+    "lost rows are not looked for": Bug(lost_rows_are_not_looked_for, None),
+    "no guard on delivery": Bug(no_guard_on_delivery, 79),
+    "no judge of markers": Bug(no_judge_of_markers, 0),
+    "requests leave unsealed": Bug(requests_leave_unsealed, 4),
+    "no refusal row": Bug(no_refusal_row, 12),
 }

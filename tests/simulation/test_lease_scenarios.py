@@ -154,6 +154,28 @@ def test_a_crash_inside_the_lazy_grace_is_found_by_presence(mode):
 
 
 @BOTH
+def test_a_lease_that_is_lost_on_the_way_to_the_fence_leaves_nobody_waiting(mode):
+    """The fence is won for a run that was stopped meanwhile: its node drives it anew, and not never."""
+    with staged(mode, silent_s=PAST_THE_GRACE_S) as stage:
+        stage.start("silent")
+        stage.run(PAST_THE_GRACE_S / 2)
+        stage.a.kill()
+        link = stage.b.log
+
+        def fence_is_late(_stream_id):
+            stage.lease_table.flush()
+            return 0.7 * TTL_S
+
+        def then_the_fence(_stream_id):
+            link.overtaken = fence_is_late
+            return 0
+
+        link.overtaken = then_the_fence
+        stage.give(stage.b)
+        stage.until(lambda: stage.done)
+
+
+@BOTH
 def test_a_ghost_lease_is_collected_and_nothing_is_driven(mode):
     with staged(mode) as stage:
         run_now(stage.leases.acquire_many(["ghost", "x"], "gone:1", 100))

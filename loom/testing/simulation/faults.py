@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from loom.testing.simulation.capabilities import CAPABLE
 from loom.testing.simulation.fleet import TTL_MS
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from loom.testing.simulation.node import Node
 
 TTL_S: Final = TTL_MS / 1000
+OVERTAKEN_S: Final = 0.3
 CUTS: Final = tuple(part * TTL_S for part in (0.2, 0.5, 0.9, 1.1, 2.0))
 
 
@@ -119,6 +121,29 @@ def crash_at_write(fleet: Fleet, node: Node) -> None:
     fleet.world.after(fleet.world.rng.uniform(0.5, 3) * TTL_S, lambda: restart(fleet, node))
 
 
+def overtake(fleet: Fleet, node: Node) -> None:
+    """Let the next write of a node arrive late, when the group has given the stream's shard to another."""
+    fleet.world.note(f"fault overtake {node.name}")
+
+    def overtaken(stream_id: str) -> float:
+        fleet.hand_over(stream_id)
+        return fleet.world.rng.uniform(0, OVERTAKEN_S)
+
+    node.log.overtaken = overtaken
+
+
+def cut_keys(fleet: Fleet, node: Node) -> None:
+    """Cut a node from the key store."""
+    _cut(fleet, node, node.keys, "keys", fleet.world.rng.choice(CUTS))
+
+
+def swap_keys(fleet: Fleet, node: Node) -> None:
+    """Start a node anew with other keys, with none, or with other paths."""
+    fleet.world.note(f"fault swap_keys {node.name}: {fleet.capabilities.swap(node.name)}")
+    node.kill()
+    fleet.world.after(fleet.world.rng.uniform(0.05, 1) * TTL_S, lambda: restart(fleet, node))
+
+
 def flush_leases(fleet: Fleet, node: Node) -> None:
     """Empty the lease and wake stores under everybody."""
     fleet.world.note(f"fault flush_leases, near {node.name}")
@@ -142,17 +167,27 @@ FAULTS: Final[dict[str, Callable[[Fleet, Node], None]]] = {
         duplicate,
         skew_clock,
         crash_at_write,
+        overtake,
         flush_leases,
+        cut_keys,
+        swap_keys,
     )
 }
+OF_SEALING: Final = frozenset({"cut_keys", "swap_keys"})
+"""Faults of fleets that seal."""
 
 
 def heal(fleet: Fleet) -> None:
     """Nothing is broken any more."""
     fleet.world.note("heal")
+    capabilities = fleet.capabilities
+    if capabilities.seals and CAPABLE not in [capabilities.of[node.name] for node in fleet.nodes]:
+        capable = fleet.world.rng.choice(fleet.nodes)
+        capabilities.of[capable.name] = CAPABLE
+        capable.kill()
     for node in (*fleet.nodes, fleet.client):
-        for link in (node.log, node.redis):
-            link.cut, link.slow, link.crash = False, 1.0, None
+        for link in (node.log, node.redis, node.keys):
+            link.cut, link.slow, link.crash, link.overtaken = False, 1.0, None, None
             link.lose_requests = link.lose_replies = link.duplicate = 0
         node.wall_off_s = 0.0
         node.drift(1.0)
@@ -176,4 +211,5 @@ def _cut(fleet: Fleet, node: Node, link: Link, what: str, seconds: float) -> Non
 
 
 def _either(fleet: Fleet, node: Node) -> Link:
-    return node.log if fleet.world.chance(0.5) else node.redis
+    links = (node.log, node.redis, node.keys) if fleet.capabilities.seals else (node.log, node.redis)
+    return fleet.world.rng.choice(links)

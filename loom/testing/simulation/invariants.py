@@ -6,12 +6,16 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from loom.ids import inbox_stream, stream_kind
+from loom.kernel.guard import SEALED_KEY, SHREDDED_KEY
 from loom.runtime.drivers import NEVER
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
+from loom.stores.sealing.marker import SEAL
+from loom.stores.wake_rules import KIND_RANK
+from loom.testing.simulation.capabilities import PLANTED, covers_of
 
 if TYPE_CHECKING:
     from loom.schemas.envelope import Envelope
-    from loom.stores.contracts import Committed
+    from loom.stores.contracts import Committed, WakeRow
     from loom.testing.simulation.fleet import Fleet
     from loom.testing.simulation.node import Node
 
@@ -33,6 +37,7 @@ class Invariants:
         self._consumed: dict[str, set[str]] = {}
         self._chains: dict[str, str] = {}
         self._ended: set[str] = set()
+        self._covers: dict[str, set[tuple[str, ...]]] = {}
         self.effects: Counter[tuple[str, str, str]] = Counter()
         self.doubled = self.takeovers = 0
 
@@ -103,6 +108,53 @@ class Invariants:
             self._fleet.violate(f"a message is consumed twice: {chain} {key}")
         consumed.add(key)
 
+    # What is sealed ---------------------------------------------------------------------------------------------------
+
+    def rests(self, envelope: Envelope, kind: str | None) -> None:
+        """At rest nothing sealed is legible, and on a marked log nobody writes who cannot open it (system.md 1.4, 2.7)."""
+        stream_id = envelope.stream_id
+        raw = self._fleet.log.index.encoded(stream_id, envelope.sequence, 1)
+        if any(PLANTED.encode() in event for event in raw):
+            self._fleet.violate(f"plaintext rests in {envelope.type} of {stream_id}")
+        if stream_kind(stream_id) != "executions":
+            return
+        marker = envelope.metadata.get(SEAL)
+        if marker is not None:
+            self._covers.setdefault(stream_id, set()).add(covers_of(marker))
+        if kind is not None and self.blind(stream_id, kind):
+            self._fleet.violate(f"{envelope.type} of {stream_id} by a node ({kind}) that cannot open it")
+
+    def fenced(self, stream_id: str, kind: str, node: str) -> None:
+        """Nobody takes the fence of a log that it cannot open."""
+        if self.blind(stream_id, kind):
+            self._fleet.violate(f"the fence of {stream_id} is taken by {node} ({kind}), which cannot open it")
+
+    def blind(self, stream_id: str, kind: str) -> bool:
+        """Whether a log holds what nodes of this kind cannot open."""
+        return any(self._fleet.capabilities.is_blind(kind, c) for c in self._covers.get(stream_id, ()))
+
+    def handed(self, value: Any, node: Node) -> Any:
+        """A flow was given something: no ciphertext, and nothing redacted; returns it."""
+        shown = repr(value)
+        if SEALED_KEY in shown or SHREDDED_KEY in shown:
+            self._fleet.violate(f"a flow on {node.name} ({node.kind}) is handed what is sealed")
+        return value
+
+    # Wake rows --------------------------------------------------------------------------------------------------------
+
+    def row_written(self, before: WakeRow | None, row: WakeRow, after: WakeRow) -> None:
+        """A key keeps the strongest kind, the highest head and the most holds of what was written to it (system.md 5).
+
+        Where it did not, a capable node would no longer see that a log waits for it.
+        """
+        for one in (before, row):
+            if one is not None and any(
+                held < written for held, written in zip(_merit(after), _merit(one), strict=True)
+            ):
+                self._fleet.violate(
+                    f"the {one.kind} row of {row.execution_id} at {row.wake_at} became {after.kind}"
+                )
+
     # Effects ----------------------------------------------------------------------------------------------------------
 
     def effect_began(self, node: Node, execution_id: str, step: str) -> None:
@@ -148,16 +200,15 @@ class Invariants:
         rows = self._fleet.log.index.rows()
         return sorted(i for i, row in rows.items() if row.kind == "executions" and not row.finished)
 
-    def at_rest(self, expected: dict[str, list[Any]]) -> None:
+    def at_rest(self, expected: dict[str, Any]) -> None:
         """Everything has ended, and as it should."""
         left = self.open_executions()
         if left:
             self._fleet.violate(f"stuck though nothing is broken any more: {self._shown(left)}")
-        index = self._fleet.log.index
         for execution_id, wanted in expected.items():
             current = execution_id
             while True:
-                last = index.events(current, self._heads[current], 1)[0]
+                last = self._fleet.opened_last(current)
                 if last.type != Kind.EXECUTION_CONTINUED:
                     break
                 current = str(last.data["successorId"])
@@ -174,3 +225,7 @@ class Invariants:
             assert row is not None
             shown.append(f"{stream_id} at {row.head} {row.status}, fence {row.fence} of {row.fence_owner}")
         return "; ".join(shown)
+
+
+def _merit(row: WakeRow) -> tuple[int, int, int]:
+    return KIND_RANK[row.kind], row.head, row.holds

@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from loom.errors import DeadlineExceededError, LeaseStoreTimeoutError, LoomError, OutcomeUnknownError
+from loom.errors import (
+    DeadlineExceededError,
+    LeaseStoreTimeoutError,
+    LoomError,
+    OutcomeUnknownError,
+    UnreachableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -33,7 +39,7 @@ def run_now(call: Coroutine[Any, Any, Any]) -> Any:
 
 
 class Link:
-    """One node's way to one shared store, ``log`` or ``redis``. A test of faults sets its fields."""
+    """One node's way to one shared store: ``log``, ``redis`` or ``keys``. A test of faults sets its fields."""
 
     def __init__(self, world: World, node: Node, service: str) -> None:
         self._world, self._node, self._service = world, node, service
@@ -43,6 +49,8 @@ class Link:
         self.lose_replies = 0
         self.duplicate = 0
         self.crash: str | None = None
+        self.overtaken: Callable[[str], float] | None = None
+        """Told of the next write, and says how much later that arrives."""
 
     async def call(self, name: str, about: str, act: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Make a call from the node's loop; ``act`` makes the store's coroutine, on arrival."""
@@ -67,7 +75,11 @@ class Link:
         if self._lost("lose_requests") or self.cut:
             world.note(f"{node.name} {self._service} {name} {about}: request lost")
         else:
-            world.after(self._delay(), arrive)
+            late = 0.0
+            if self.overtaken is not None and name in WRITES:
+                overtaken, self.overtaken = self.overtaken, None
+                late = overtaken(about)
+            world.after(self._delay() + late, arrive)
             if name in REPEATABLE and self._lost("duplicate"):
                 world.note(f"{node.name} {self._service} {name} {about}: comes twice")
                 world.after(self._delay() * 3, lambda: _ignored(act))
@@ -117,16 +129,20 @@ class Link:
 
     async def _in_time(self, answer: asyncio.Future[Any], name: str, about: str) -> Any:
         deadline_s = LOG_DEADLINE_S if self._service == "log" else REDIS_DEADLINE_S
+        late = answer.get_loop().call_later(deadline_s, _settle, answer, TimeoutError())
         try:
-            async with asyncio.timeout(deadline_s):
-                return await answer
+            return await answer
         except TimeoutError:
             what = f"{name} of {about}"
             if self._service == "redis":
                 raise LeaseStoreTimeoutError(f"{what} was not answered") from None
+            if self._service == "keys":
+                raise UnreachableError("the key store", self._node.name, "sealing.keys") from None
             if name in WRITES:
                 raise OutcomeUnknownError(about, "no answer") from None
             raise DeadlineExceededError(what, round(deadline_s * 1000)) from None
+        finally:
+            late.cancel()
 
 
 def _ignored(act: Callable[[], Coroutine[Any, Any, Any]]) -> None:

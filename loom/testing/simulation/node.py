@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from loom.runtime import Client, Runtime
 from loom.runtime.surroundings import Surroundings
 from loom.testing.clock import EPOCH_MS
 from loom.testing.simulation.network import Link
 from loom.testing.simulation.stores import Remote, RemoteLog
-from loom.testing.virtual_loop import VirtualLoop
+from loom.testing.virtual_loop import NEVER, VirtualLoop
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from loom.testing.simulation.fleet import Fleet
+
+TURNS_AT_ONCE: Final = 1_000
+GRAIN_S: Final = 1e-6
+"""Between two turns of a loop for which only time is the reason, some passes, as on any machine."""
 
 
 class Node:
@@ -33,12 +38,15 @@ class Node:
         self.runtime: Client | None = None
         self.log = Link(self.world, self, "log")
         self.redis = Link(self.world, self, "redis")
+        self.keys = Link(self.world, self, "keys")
+        self.kind = "raw"
         self.store: RemoteLog | None = None
         self.frozen = False
         self.frozen_since = 0.0
         self.blocks = False
         self.wall_off_s = 0.0
         self._rate, self._rate_since, self._rate_base = 1.0, 0.0, 0.0
+        self._turned = 0.0
         self._graveyard: list[VirtualLoop] = []
 
     # Clocks -----------------------------------------------------------------------------------------------------------
@@ -61,20 +69,22 @@ class Node:
 
     # Actor ------------------------------------------------------------------------------------------------------------
 
-    def due(self) -> float | None:
+    def due(self) -> float:
         """See :class:`loom.testing.simulation.world.Actor`."""
-        if self.loop is None or self.frozen:
-            return None
-        due = self.loop.next_due()
-        if due is None:
-            return None
-        now = self.monotonic()
-        return self.world.now if due <= now else self.world.now + (due - now) / self._rate
+        loop = self.loop
+        if loop is None or self.frozen:
+            return NEVER
+        if loop.is_ready():
+            return self.world.now
+        due = self._rate_since + (loop.next_timer() - self._rate_base) / self._rate
+        sooner = self._turned + GRAIN_S
+        return max(sooner, due)
 
     def turn(self) -> None:
-        """See :class:`loom.testing.simulation.world.Actor`."""
+        """See :class:`loom.testing.simulation.world.Actor`. Nobody else can tell what happens here at one instant apart."""
         assert self.loop is not None
-        self.loop.turn()
+        self._turned = self.world.now
+        self.loop.turn(TURNS_AT_ONCE)
 
     # Life -------------------------------------------------------------------------------------------------------------
 
@@ -89,16 +99,19 @@ class Node:
         self.frozen = False
         self.loop = VirtualLoop(clock=self.monotonic)
         self.loop.set_exception_handler(self._complain)
-        self.store = RemoteLog(self.fleet.log, self.log)
+        self.store = RemoteLog(self.fleet.log, self.log, partial(self.fleet.fenced, self))
+        overhear = self.world.overhear if self.world.unspeakable else None
         shared: dict[str, Any] = {
             "events": self.fleet.stored(self, self.store),
-            "leases": Remote(self.fleet.leases, self.redis),
-            "wakes": Remote(self.fleet.wakes, self.redis),
+            "leases": Remote(self.fleet.leases, self.redis, overhear),
+            "wakes": Remote(self.fleet.wakes, self.redis, overhear),
             "clock": self.wall_ms,
             "ids": self.world.fresh_id,
             "on_warn": lambda message, about: self.world.note(f"{self.name} warns {about}: {message}"),
             "on_error": lambda error, about: self.fleet.erred(self, error, about),
-            "on_storage_error": lambda *_told: None,  # stores fail all the time here
+            "on_storage_error": lambda error, _about: self.world.overhear(
+                str(error)
+            ),  # they fail all the time
         }
         config = self.fleet.config(self.name)
         if self.drives:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from loom.testing.simulation.faults import FAULTS, TTL_S, heal
+from loom.testing.simulation.faults import FAULTS, OF_SEALING, TTL_S, heal
 from loom.testing.simulation.fleet import Fleet
 from loom.testing.simulation.workload import Workload
 from loom.testing.simulation.world import LINES_KEPT, SimulationError, World
-
-if TYPE_CHECKING:
-    import random
 
 DEFAULT_STEPS: Final = 12_000
 SETTLE_S: Final = 60 * TTL_S
 """How long, in the world's time, a healed fleet may take to bring everything to its end."""
 LOOK_EVERY: Final = 64
 MOST_AT_ONCE: Final = 6
+KINDS: Final = ("plain", "plain", "keys", "paths")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +24,14 @@ class Report:
     """What a simulation came to. ``digest`` is of its whole log: the same seed gives the same."""
 
     seed: int
+    kind: str
     steps: int
     seconds: float
     executions: int
     effects: int
     doubled: int
     takeovers: int
+    denials: int
     digest: str
 
 
@@ -42,30 +42,32 @@ def simulate(
     nodes: int = 3,
     orders: int = 5,
     acquire: str | None = None,
+    kind: str | None = None,
     faults: tuple[str, ...] | None = None,
 ) -> Report:
-    """Run one seed; ``faults`` limits what may go wrong.
+    """Run one seed; ``kind`` is who can open what (``capabilities.FLEETS``), ``faults`` limits what may go wrong.
 
     Raises:
         SimulationError: an invariant does not hold; the message says which, and how to repeat it.
     """
     world = World(seed)
     mode = acquire or world.rng.choice(["lazy", "lazy", "eager"])
-    fleet = Fleet(world, nodes=nodes, acquire=mode)
-    chosen = _chosen(world.rng, faults)
-    world.note(f"seed {seed}, {mode}, faults {', '.join(chosen)}")
+    kinds = ("keys", "paths") if OF_SEALING.intersection(faults or ()) else KINDS
+    fleet = Fleet(world, nodes=nodes, acquire=mode, kind=kind or world.rng.choice(kinds))
+    chosen = _chosen(fleet, faults)
+    world.note(f"seed {seed}, {mode}, {fleet.capabilities.of}, faults {', '.join(chosen)}")
     workload = Workload(fleet, orders)
     collecting = gc.isenabled()
     gc.disable()  # nothing ends at a moment of the collector's choice
     try:
         _schedule(fleet, chosen, steps)
-        while world.steps < steps and _step(world):
+        while world.steps < steps and not _finished(world, fleet, workload) and _step(world):
             pass
         heal(fleet)
         _settle(world, fleet, workload)
         fleet.invariants.at_rest(workload.expected)
         return _report(world, fleet, workload)
-    except SimulationError as error:
+    except Exception as error:
         raise SimulationError(_explained(world, steps, error)) from error
     finally:
         for node in (*fleet.nodes, fleet.client):
@@ -78,20 +80,25 @@ def _report(world: World, fleet: Fleet, workload: Workload) -> Report:
     judged = fleet.invariants
     return Report(
         world.seed,
+        fleet.capabilities.fleet,
         world.steps,
         round(world.now, 3),
         len(workload.expected),
         sum(judged.effects.values()),
         judged.doubled,
         judged.takeovers,
+        workload.denials,
         world.digest.hexdigest(),
     )
 
 
-def _chosen(rng: random.Random, faults: tuple[str, ...] | None) -> list[str]:
+def _chosen(fleet: Fleet, faults: tuple[str, ...] | None) -> list[str]:
     """Some of the faults: where all go on at once, none has its time."""
-    names = list(FAULTS if faults is None else faults)
-    return names if faults is not None else sorted(rng.sample(names, rng.randrange(1, MOST_AT_ONCE)))
+    if faults is not None:
+        return list(faults)
+    rng = fleet.world.rng
+    names = [name for name in FAULTS if fleet.capabilities.seals or name not in OF_SEALING]
+    return sorted(rng.sample(names, rng.randrange(1, MOST_AT_ONCE)))
 
 
 def _schedule(fleet: Fleet, chosen: list[str], steps: int) -> None:
@@ -119,10 +126,16 @@ def _step(world: World) -> bool:
 def _settle(world: World, fleet: Fleet, workload: Workload) -> None:
     until = world.now + SETTLE_S
     while world.now < until and _step(world):
-        if world.steps % LOOK_EVERY == 0 and workload.done and not fleet.invariants.open_executions():
+        if _finished(world, fleet, workload):
             return
 
 
-def _explained(world: World, steps: int, error: SimulationError) -> str:
+def _finished(world: World, fleet: Fleet, workload: Workload) -> bool:
+    """Whether there is nothing left to do; looked at now and then."""
+    return world.steps % LOOK_EVERY == 0 and workload.done and not fleet.invariants.open_executions()
+
+
+def _explained(world: World, steps: int, error: Exception) -> str:
     lines = "\n".join(world.lines[-LINES_KEPT:])
-    return f"{lines}\nseed {world.seed}, step {world.steps}: {error}\nrepeat it: loom sim --seed {world.seed} --steps {steps}"
+    what = str(error) if isinstance(error, SimulationError) else f"{type(error).__name__}: {error}"
+    return f"{lines}\nseed {world.seed}, step {world.steps}: {what}\nrepeat it: loom sim --seed {world.seed} --steps {steps}"

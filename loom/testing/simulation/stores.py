@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from loom.errors import DeadlineExceededError
 from loom.stores.memory.event_store import MemoryEventStore
+from loom.stores.memory.wake_store import WakeTable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from loom.schemas.envelope import Envelope
     from loom.stores.contracts import (
@@ -19,9 +20,24 @@ if TYPE_CHECKING:
         Observation,
         StreamAppend,
         StreamInfo,
+        WakeRow,
     )
     from loom.stores.memory.log import MemoryLog
     from loom.testing.simulation.network import Link
+
+
+class JudgedWakes(WakeTable):
+    """Wake rows in memory; ``judge(before, row, after)`` hears of each row that is written, and of what its key holds then."""
+
+    judge: Callable[[WakeRow | None, WakeRow, WakeRow], None]
+
+    def upsert(self, row: WakeRow) -> None:
+        """See :class:`loom.stores.memory.wake_store.WakeTable`."""
+        key = (row.execution_id, row.wake_at)
+        before = self.slots.get(key)
+        held = None if before is None else before.row
+        super().upsert(row)
+        self.judge(held, row, self.slots[key].row)
 
 
 class Remote:
@@ -29,13 +45,16 @@ class Remote:
 
     scope = "cluster"
 
-    def __init__(self, inner: Any, link: Link) -> None:
-        self._inner, self._link = inner, link
+    def __init__(self, inner: Any, link: Link, overhear: Callable[[str], None] | None = None) -> None:
+        """``overhear`` is told whatever is asked of the store."""
+        self._inner, self._link, self._overhear = inner, link, overhear
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._inner, name)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
+            if self._overhear is not None:
+                self._overhear(repr(args))
             return await self._link.call(name, _about(args), partial(method, *args, **kwargs))
 
         return call
@@ -55,9 +74,10 @@ class RemoteLog:
     What a node serves of it is told by the fleet (``assign``); what it hears of a shard comes in order, behind that.
     """
 
-    def __init__(self, log: MemoryLog, link: Link) -> None:
-        self._inner = MemoryEventStore(log, owned=())
+    def __init__(self, log: MemoryLog, link: Link, on_fence: Callable[[str], None]) -> None:
+        self.handle = self._inner = MemoryEventStore(log, owned=())
         log.leave(self._inner)
+        self._on_fence = on_fence
         self._log, self._link = log, link
         self._owned: frozenset[int] = frozenset()
         self._listener: CommitListener | None = None
@@ -103,14 +123,20 @@ class RemoteLog:
 
     async def acquire_fence(self, stream_id: str, owner: str) -> int:
         """See the contract."""
-        act = partial(self._inner.acquire_fence, stream_id, owner)
+        act = partial(self._fenced, stream_id, partial(self._inner.acquire_fence, stream_id, owner))
         token: int = await self._link.call("acquire_fence", stream_id, act)
         return token
 
     async def acquire_fence_if(self, stream_id: str, observation: Observation, owner: str) -> int:
         """See the contract."""
-        act = partial(self._inner.acquire_fence_if, stream_id, observation, owner)
+        take = partial(self._inner.acquire_fence_if, stream_id, observation, owner)
+        act = partial(self._fenced, stream_id, take)
         token: int = await self._link.call("acquire_fence_if", stream_id, act)
+        return token
+
+    async def _fenced(self, stream_id: str, take: Callable[[], Coroutine[Any, Any, int]]) -> int:
+        token = await take()
+        self._on_fence(stream_id)
         return token
 
     async def truncate(self, stream_id: str, before: int) -> None:

@@ -1,33 +1,50 @@
-"""What callers do to the simulated fleet: start, send, cancel; each until it is answered."""
+"""What callers do to the simulated fleet: start, send, cancel; each until it is answered. And what the curious ask."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from loom.errors import ExecutionAlreadyExistsError, ExecutionFinishedError, LoomError
+from loom.errors import (
+    ExecutionAlreadyExistsError,
+    ExecutionDeniedError,
+    ExecutionFinishedError,
+    LoomError,
+    SealedPayloadUnreadableError,
+    StoreError,
+)
 from loom.ids import dedupe_key
+from loom.testing.simulation.capabilities import CAPABLE, OPEN, PLANTED
 from loom.testing.simulation.faults import TTL_S
+from loom.testing.simulation.fleet import SUBJECTS
 from loom.testing.simulation.flows import MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from loom.testing.simulation.fleet import Fleet
+    from loom.testing.simulation.node import Node
 
 SENDER: Final = "s"
 PAUSE_S: Final = 0.1
+CURIOUS: Final = 0.5
+ASKED: Final = ("load_state", "history", "status", "send")
+"""What the curious ask of an order; the last of these would write."""
 
 
 class Workload:
-    """Orders and their messages. ``expected`` are the results; ``done`` says that every call was answered."""
+    """Orders and their messages. ``expected`` are the results; ``done`` says that every call was answered.
+
+    ``denials`` counts what the curious were not told.
+    """
 
     def __init__(self, fleet: Fleet, orders: int) -> None:
         self._fleet, self._world = fleet, fleet.world
-        self.expected: dict[str, list[Any]] = {}
+        self.expected: dict[str, Any] = {}
+        self.denials = 0
         self._left = orders
         for n in range(orders):
-            self._world.after(0.2 + self._world.rng.random() * 2 * TTL_S, lambda n=n: self._begin(n))  # type: ignore[misc]
+            self._world.after(0.2 + self._world.rng.random() * TTL_S, lambda n=n: self._begin(n))  # type: ignore[misc]
 
     @property
     def done(self) -> bool:
@@ -39,50 +56,64 @@ class Workload:
 
     async def _order(self, n: int) -> None:
         rng, world = self._world.rng, self._world
+        seals = self._fleet.capabilities.fleet == "keys" or (
+            self._fleet.capabilities.seals and world.chance(0.5)
+        )
+        word = PLANTED if seals else OPEN
         given = {
             "seen": [],
+            "word": word,
             "short": rng.uniform(0, 0.05),
             "long": rng.choice([0.1, 0.5, 1.0, 2.0]) * TTL_S,
-            "patience": rng.choice([0.05, 0.5, 2.0]),
+            "patience": rng.choice([None, None, 0.05, 0.5, 2.0]),
             "child": world.chance(0.5),
             "continue": world.chance(0.5),
             "continued": False,
         }
         execution_id = f"order-{n}"
-        starter = rng.choice(self._fleet.nodes) if world.chance(0.5) else None
-        if starter is not None and starter.alive and starter.runtime is not None:
-            starter.spawn(self._start_on(starter.runtime, execution_id, given))
+        options = {"execution_id": execution_id}
+        if self._fleet.capabilities.seals:
+            options["subject"] = SUBJECTS[n % len(SUBJECTS)]
+        self._perhaps_start_on(rng.choice(self._fleet.nodes), given, options)
         await asyncio.sleep(rng.random())
-        await self._until_answered(lambda: self._start(execution_id, given))
+        await self._until_answered(lambda: self._start(given, options))
         self._fleet.invariants.acknowledged_start(execution_id)
         cancel = world.chance(0.1)
-        self.expected[execution_id] = list(range(MESSAGES))
+        self.expected[execution_id] = [[k, word] for k in range(MESSAGES)]
         for k in range(MESSAGES):
             await asyncio.sleep(rng.random() * TTL_S / 2)
-            await self._until_answered(lambda k=k: self._send(execution_id, k))  # type: ignore[misc]
+            if seals and world.chance(CURIOUS):
+                self._ask(rng.choice(self._fleet.nodes), execution_id, rng.choice(ASKED))
+            await self._until_answered(lambda k=k: self._send(execution_id, [k, word]))  # type: ignore[misc]
             if cancel and k == 1:
                 await self._until_answered(lambda: self._cancel(execution_id))
         world.note(f"client has sent everything to {execution_id}")
         self._left -= 1
 
-    async def _start_on(self, runtime: Any, execution_id: str, given: dict[str, Any]) -> None:
+    def _perhaps_start_on(self, node: Node, given: dict[str, Any], options: dict[str, str]) -> None:
+        """What is to be sealed is given only to who seals it."""
+        may = given["word"] == OPEN or node.kind == CAPABLE
+        if self._world.chance(0.5) and may and node.alive and node.runtime is not None:
+            node.spawn(self._start_on(node.runtime, given, options))
+
+    async def _start_on(self, runtime: Any, given: dict[str, Any], options: dict[str, str]) -> None:
         """Start on a node, which may die of it; the client starts it too, under the same id."""
         try:
-            await runtime.start("order", given, execution_id=execution_id)
+            await runtime.start("order", given, **options)
         except (LoomError, AttributeError):
             return
-        self._fleet.invariants.acknowledged_start(execution_id)
+        self._fleet.invariants.acknowledged_start(options["execution_id"])
 
-    async def _start(self, execution_id: str, given: dict[str, Any]) -> None:
+    async def _start(self, given: dict[str, Any], options: dict[str, str]) -> None:
         try:
-            await self._client.start("order", given, execution_id=execution_id)
+            await self._client.start("order", given, **options)
         except ExecutionAlreadyExistsError:
             return
 
-    async def _send(self, execution_id: str, k: int) -> None:
-        message_id = f"m{k}"
+    async def _send(self, execution_id: str, payload: list[Any]) -> None:
+        message_id = f"m{payload[0]}"
         try:
-            await self._client.send(execution_id, "go", k, message_id=message_id, sender=SENDER)
+            await self._client.send(execution_id, "go", payload, message_id=message_id, sender=SENDER)
         except ExecutionFinishedError:
             return
         self._fleet.invariants.acknowledged_send(execution_id, "go", dedupe_key(SENDER, message_id))
@@ -92,6 +123,30 @@ class Workload:
             await self._client.cancel(execution_id, "enough")
         except ExecutionFinishedError:
             return
+
+    def _ask(self, node: Node, execution_id: str, verb: str) -> None:
+        if node.alive and node.runtime is not None:
+            node.spawn(self._asked(node, node.runtime, execution_id, verb))
+
+    async def _asked(self, node: Node, runtime: Any, execution_id: str, verb: str) -> None:
+        """Ask a node of what is sealed: one that cannot open it denies, writes nothing, and tells nothing more."""
+        kind, life = node.kind, node.incarnation
+        if verb == "send" and not self._fleet.invariants.blind(execution_id, kind):
+            return
+        arguments = ("aside", "?") if verb == "send" else ()
+        try:
+            answer = await getattr(runtime, verb)(execution_id, *arguments)
+        except (StoreError, AttributeError):
+            return
+        except (ExecutionDeniedError, SealedPayloadUnreadableError) as error:
+            answer = None
+            self.denials += 1
+            self._world.note(f"{node.name} ({kind}) denies {verb} of {execution_id}: {error}")
+        if node.incarnation != life:
+            return
+        if answer is not None and self._fleet.invariants.blind(execution_id, kind):
+            self._fleet.violate(f"{node.name} ({kind}) answers {verb} of {execution_id}")
+        self._fleet.invariants.handed(answer, node)
 
     @property
     def _client(self) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from loom.errors import LoomError
 from loom.testing.clock import EPOCH_MS
+from loom.testing.virtual_loop import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +28,8 @@ class Actor(Protocol):
 
     name: str
 
-    def due(self) -> float | None:
-        """When it has something to do, in seconds of the world; None: not now."""
+    def due(self) -> float:
+        """When it has something to do, in seconds of the world; infinite: not by itself."""
         ...
 
     def turn(self) -> None:
@@ -52,6 +53,8 @@ class World:
         """What was found not to hold, wherever that was: whoever runs the world raises it after the step."""
         self.lines: list[str] = []
         self.digest = hashlib.sha256()
+        self.unspeakable: tuple[str, ...] = ()
+        """What nobody may say aloud, in a log or an error."""
         self._moved_to, self._moved_at = 0.0, 0
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._entries = 0
@@ -59,11 +62,18 @@ class World:
 
     def note(self, text: str) -> None:
         """Write a line of the log."""
+        if self.unspeakable:
+            self.overhear(text)
         line = f"{self.now:10.4f} {text}"
         self.digest.update(line.encode() + b"\n")
         self.lines.append(line)
         if len(self.lines) > 2 * LINES_KEPT:
             del self.lines[:-LINES_KEPT]
+
+    def overhear(self, text: str) -> None:
+        """Somebody is told something: it must hold nothing of what is sealed."""
+        if any(word in text for word in self.unspeakable):
+            self.failure = self.failure or f"what is sealed is told: {text}"
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         """Do something later; what is due at one instant happens in the order of asking, as far as it is the world's."""
@@ -71,29 +81,24 @@ class World:
         heapq.heappush(self._agenda, (self.now + seconds, self._entries, call))
 
     def step(self) -> bool:
-        """Let one thing happen; False where nothing ever will."""
-        ready: list[Actor] = []
-        soonest: float | None = None
-        for actor in self.actors:
-            due = actor.due()
-            if due is not None and due <= self.now:
-                ready.append(actor)
-            elif due is not None:
-                soonest = due if soonest is None else min(due, soonest)
-        due_entry = bool(self._agenda) and self._agenda[0][0] <= self.now
-        if not ready and not due_entry:
-            if self._agenda and (soonest is None or self._agenda[0][0] < soonest):
-                soonest = self._agenda[0][0]
-            if soonest is None:
-                return False
-            self.now = soonest
-            return True
+        """Let one thing happen, now or when time has passed to it; False where nothing ever will."""
+        agenda = self._agenda
+        dues = [actor.due() for actor in self.actors]
+        soonest = min(dues, default=NEVER)
+        if agenda and agenda[0][0] < soonest:
+            soonest = agenda[0][0]
+        if soonest == NEVER:
+            return False
+        self.now = max(self.now, soonest)
+        now = self.now
+        ready = [actor for actor, due in zip(self.actors, dues, strict=True) if due <= now]
+        choices = len(ready) + (bool(agenda) and agenda[0][0] <= now)
         self._count()
-        choice = self.rng.randrange(len(ready) + due_entry) if len(ready) + due_entry > 1 else 0
+        choice = self.rng.randrange(choices) if choices > 1 else 0
         if choice < len(ready):
             ready[choice].turn()
         else:
-            heapq.heappop(self._agenda)[2]()
+            heapq.heappop(agenda)[2]()
         return True
 
     def _count(self) -> None:
