@@ -93,26 +93,33 @@ def fleet_on(bootstrap, prefix, redis, folder):
             worker.stop()
 
 
-FLEET = pytest.StashKey[Fleet]()
+FLEETS = pytest.StashKey[list[Fleet]]()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """A test of a fleet that fails shows what its workers said last: their folders go with the test."""
     report = yield
-    return show_workers(report, item.stash.get(FLEET, None))
+    for made in item.stash.get(FLEETS, ()):
+        show_workers(report, made)
+    return report
 
 
 @pytest.fixture
 def fleet(request, kafka_bootstrap, topic_prefix, private_redis, tmp_path):
     with fleet_on(kafka_bootstrap, topic_prefix, private_redis, tmp_path) as made:
+        request.node.stash[FLEETS] = [made]
         yield made
 
 
 @pytest.fixture
-def make_fleet(private_redis, tmp_path):
+def make_fleet(request, private_redis, tmp_path):
     """Makes a fleet on a broker of the test's own."""
+    fleets = request.node.stash[FLEETS] = []
     with ExitStack() as stack:
-        yield lambda bootstrap, prefix: stack.enter_context(
-            fleet_on(bootstrap, prefix, private_redis, tmp_path)
-        )
+
+        def make(bootstrap, prefix):
+            fleets.append(stack.enter_context(fleet_on(bootstrap, prefix, private_redis, tmp_path)))
+            return fleets[-1]
+
+        yield make

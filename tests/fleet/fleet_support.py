@@ -21,9 +21,8 @@ async def stubborn(call, patience_s=120.0):
 
 def show_workers(report, fleet):
     """Put into the report of a failed test what its fleet's workers said last: their folders go with the test."""
-    if report.failed and fleet is not None and fleet.workers:
+    if report.failed and fleet.workers:
         report.sections.append(("the last lines of the workers", fleet.tails()))
-    return report
 
 
 class RedisLink:

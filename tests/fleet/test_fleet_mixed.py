@@ -96,7 +96,14 @@ async def assassin(fleet, kills, finished, rng):
             fleet.kill(name)
             fleet.spawn(name)
             done += 1
+            await all_up(fleet)  # on a busy machine a worker takes longer to begin than kills are apart
     return done
+
+
+async def all_up(fleet, patience_s=240.0):
+    async with asyncio.timeout(patience_s):
+        while not all(fleet.is_up(name) for name in KINDS):
+            await asyncio.sleep(0.05)
 
 
 async def at_rest(client, stream_id):
@@ -107,6 +114,7 @@ async def run_mixed(fleet, *, executions, kills, seed):
     rng = random.Random(seed)
     for name in sorted(KINDS):
         fleet.spawn(name)
+    await all_up(fleet)
     finished, room = asyncio.Event(), asyncio.Semaphore(AT_ONCE)
     async with capable_client(fleet) as client:
         waves = [asyncio.create_task(drive(client, number, room)) for number in range(executions)]
