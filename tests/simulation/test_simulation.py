@@ -12,7 +12,7 @@ from planted_bugs import BUGS
 
 from loom.testing.simulation import FAULTS, SimulationError, simulate, simulate_many
 
-SHORT, LONG = 1_200, 10_000
+SHORT, LONG = 2_000, 10_000
 MOST = 1_000
 """Seeds within which a planted bug is to be found."""
 
