@@ -84,7 +84,8 @@ class Sealer:
             # The copy of a held message is what was stored, byte for byte.
             return event
         cipher = _cipher_before(event)
-        subject, key, covers = self._known_subject(stream_id, event, named), None, list[str]()
+        subject, key = self._known_subject(stream_id, event, named), None
+        covers: list[str] = []
 
         def seal(value: Json, pattern: str, path: str) -> Json:
             if value is None or (cipher is not None and not _is_bare(value, cipher)):
