@@ -25,8 +25,19 @@ async def drive(client, number):
     return handle.execution_id, await handle.result(timeout=600)
 
 
-async def later(delay_s, call, *args):
-    await asyncio.sleep(delay_s)
+class Kills:
+    """How many have happened."""
+
+    def __init__(self):
+        self.done = 0
+
+    async def reach(self, count):
+        while self.done < count:
+            await asyncio.sleep(0.05)
+
+
+async def after(kills, count, call, *args):
+    await kills.reach(count)
     return await call(*args)
 
 
@@ -36,10 +47,9 @@ async def up(fleet, name, finished):
             await asyncio.sleep(0.05)
 
 
-async def assassin(fleet, names, kills, finished, rng):
+async def assassin(fleet, names, kills, most, finished, rng):
     """Kill one worker after the other, each a random while after it went to work, and start it again at once."""
-    done = 0
-    while done < kills and not finished.is_set():
+    while kills.done < most and not finished.is_set():
         name = rng.choice(names)
         await up(fleet, name, finished)
         try:
@@ -48,12 +58,11 @@ async def assassin(fleet, names, kills, finished, rng):
         except TimeoutError:
             fleet.kill(name)
             fleet.start_worker(name)
-            done += 1
-    return done
+            kills.done += 1
 
 
-async def kill_under_load(fleet, *, executions, kills, seed, spread_s):
-    """The executions begin over ``spread_s`` seconds, so that each kill finds some at work."""
+async def kill_under_load(fleet, *, executions, kills, seed):
+    """The executions begin as kills go on, the last ones after the last kill: each kill finds some at work."""
     rng = random.Random(seed)
     names = ["north", "south"]
     for name in names:
@@ -62,22 +71,23 @@ async def kill_under_load(fleet, *, executions, kills, seed, spread_s):
     for name in names:
         await up(fleet, name, finished)
     async with fleet.client() as client:
-        killer = asyncio.create_task(assassin(fleet, names, kills, finished, rng))
+        happened = Kills()
+        killer = asyncio.create_task(assassin(fleet, names, happened, kills, finished, rng))
         waves = [
-            asyncio.create_task(later(number * spread_s / executions, drive, client, number))
+            asyncio.create_task(after(happened, number * kills // (executions - 1), drive, client, number))
             for number in range(executions)
         ]
         try:
             results = dict(await asyncio.gather(*waves))
         finally:
             finished.set()
-            killed = await killer
+            await killer
             for wave in waves:
                 wave.cancel()
         histories = {
             execution: await stubborn(lambda e=execution: client.history(e)) for execution in results
         }
-    return results, histories, killed
+    return results, histories, happened.done
 
 
 def judge(results, histories, effects):
@@ -101,18 +111,16 @@ def judge(results, histories, effects):
 
 @pytest.mark.timeout(400)
 async def test_workers_are_killed_under_load(fleet):
-    results, histories, killed = await kill_under_load(fleet, executions=30, kills=4, seed=1, spread_s=10)
+    results, histories, killed = await kill_under_load(fleet, executions=30, kills=4, seed=1)
     judge(results, histories, fleet.effects())
-    assert killed >= 1
+    assert killed == 4
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [1])
 async def test_fifty_kills_under_two_hundred_executions(fleet, seed):
-    results, histories, killed = await kill_under_load(
-        fleet, executions=200, kills=50, seed=seed, spread_s=200
-    )
+    results, histories, killed = await kill_under_load(fleet, executions=200, kills=50, seed=seed)
     judge(results, histories, fleet.effects())
     assert killed == 50
     print(f"{killed} kills, {len(results)} executions")  # noqa: T201
