@@ -25,9 +25,10 @@ DEDUPE_WINDOW: Final = 1_024
 """How many keys of consumed messages a chain remembers. A constant of the fold: a fold reads no setting."""
 
 CHILD_TOPIC_PREFIX: Final = "__loom_child__:"
+"""Topic on which a child's end reaches its parent's inbox."""
+
 CANCEL_TOPIC: Final = "__loom_cancel__"
 """Reserved inbox topic on which a cancellation reaches another chain; the owner of the chain acts on it."""
-"""Topic on which a child's end reaches its parent's inbox."""
 
 DUPLICATE: Final = "duplicate"
 EXPIRED: Final = "expired"

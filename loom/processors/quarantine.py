@@ -234,7 +234,11 @@ class HeldTopics:
             "awaits": "awaits",
         }
         details = {name: row[field] for name, field in named.items() if row.get(field) is not None}
-        what = f"topic {row['topic']!r} is held" if "topic" in row else "copies are kept, the log cannot be opened"
+        what = (
+            f"topic {row['topic']!r} is held"
+            if "topic" in row
+            else "copies are kept, the log cannot be opened"
+        )
         return OperatorSignal(
             HELD,
             "warning",
@@ -259,4 +263,6 @@ class HeldTopics:
 
 def _to_log(source: Source, error: Exception) -> None:
     said = str(error) if isinstance(error, LoomError) else "unexpected"
-    _log.warning("a look at copies of %s/%d: %s: %s", source.topic, source.partition, type(error).__name__, said)
+    _log.warning(
+        "a look at copies of %s/%d: %s: %s", source.topic, source.partition, type(error).__name__, said
+    )

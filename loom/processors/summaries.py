@@ -104,7 +104,11 @@ def read_finished(
             found.pop(execution_id, None)
         elif execution_id not in found and execution_id != TICK_KEY:
             summary = codec.decode(value, ExecutionSummary, "summary")
-            if summary.status in ENDED and summary.finished_at is not None and summary.finished_at < before_ms:
+            if (
+                summary.status in ENDED
+                and summary.finished_at is not None
+                and summary.finished_at < before_ms
+            ):
                 found[execution_id] = summary.chain_id
                 if len(found) > limit + MAX_GONE:
                     break

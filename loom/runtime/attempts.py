@@ -69,9 +69,8 @@ async def give_back(engine: Engine, execution_id: str) -> None:
     try:
         for row in await engine.wakes.rows_of(execution_id):
             if row.kind == "refusal" and row.holds:
-                for _ in range(
-                    2
-                ):  # the first leaves a row that was written again while a node was at work on it
+                # Twice: once leaves a row that was written again while a node was at work on it.
+                for _ in range(2):
                     await engine.wakes.complete(execution_id, row.wake_at)
                 await engine.wakes.schedule([replace(row, holds=0)])
     except LoomError as error:

@@ -38,8 +38,8 @@ from loom.stores.ops import (
     WriteOp,
 )
 from loom.stores.rows import RECENT_IDS, StreamRow, new_row
-from loom.stores.view import Index, View
 from loom.stores.rules import UNKNOWN_PLACE, Draft, decide, streams_of
+from loom.stores.view import Index, View
 
 if TYPE_CHECKING:
     from loom.schemas.envelope import Envelope

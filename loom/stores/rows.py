@@ -111,7 +111,9 @@ class StreamRow:
             self.recent[event_id] = sequence
             if len(self.recent) > RECENT_IDS:
                 del self.recent[next(iter(self.recent))]
-        elif self.kind == "executions" and self.status not in TERMINAL_KINDS and event_type not in _STILL_KINDS:
+        elif (
+            self.kind == "executions" and self.status not in TERMINAL_KINDS and event_type not in _STILL_KINDS
+        ):
             self.status = event_type
 
     def take(self, envelope: Envelope, fence: int | None) -> None:

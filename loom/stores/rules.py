@@ -43,10 +43,11 @@ from loom.stores.ops import (
     WriteOp,
 )
 from loom.stores.rows import RECENT_IDS, StreamRow, deleted_row, new_row, observation_of
-from loom.stores.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from loom.stores.view import View
 
 UNKNOWN_PLACE: Final = -1
 """``Appended.first`` of a repeated message whose id has left the window of recent ids."""
@@ -186,15 +187,22 @@ def _refusal(draft: Draft, append: StreamAppend) -> Rejected | None:
     if fence is not None and fence != row.fence and not (fence == 1 and row.head == NO_EVENTS):
         # A token above the current one was never given out; only the append of sequence 0 brings the first.
         return _refused(StaleFenceError(stream_id, fence, row.fence), lasting=fence < row.fence)
+    misplaced = _misplaced(draft, append, row)
+    if misplaced is not None or append.backlog_cap is None:
+        return misplaced
+    return _full(append, row, append.backlog_cap)
+
+
+def _misplaced(draft: Draft, append: StreamAppend, row: StreamRow) -> Rejected | None:
+    """Why the stream is not where the append takes it to be."""
+    stream_id, expected, seen = append.stream_id, append.expected_head, append.observation
     if seen is not None:
-        if seen != row.observation():
-            return _wrong_head(stream_id, seen.head, seen.fence, row)
-    elif expected is not None:
-        if expected != row.head:
-            return _wrong_head(stream_id, expected, row.fence, row)
-    elif row.head == NO_EVENTS and _is_orphan(draft, stream_id):
+        return None if seen == row.observation() else _wrong_head(stream_id, seen.head, seen.fence, row)
+    if expected is not None:
+        return None if expected == row.head else _wrong_head(stream_id, expected, row.fence, row)
+    if row.head == NO_EVENTS and _is_orphan(draft, stream_id):
         return _refused(ExecutionNotFoundError(routing_id(stream_id)))
-    return None if append.backlog_cap is None else _full(append, row, append.backlog_cap)
+    return None
 
 
 def _is_orphan(draft: Draft, stream_id: str) -> bool:

@@ -120,7 +120,9 @@ class Cluster:
             UnreachableError: no answer. BrokerError: another refusal.
         """
         known = self._ask(self._metadata).topics
-        return {name: len(known[name].partitions) for name in names if name in known and not known[name].error}
+        return {
+            name: len(known[name].partitions) for name in names if name in known and not known[name].error
+        }
 
     def describe(self, names: Collection[str]) -> dict[str, TopicState]:
         """Return those of the topics that exist.

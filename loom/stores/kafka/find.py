@@ -76,7 +76,7 @@ class SubjectFinder:
             if is_start(stream_id, event) and subject_in(event.data, stream_id) == subject:
                 chains[stream_id] = str(event.data.get("chainId") or stream_id)
 
-        self._read([self._settings.catalogue.executions], partition, ends, reader, deadline, take)
+        self._read([self._settings.catalogue.executions], partition, ends, reader, deadline, take=take)
         return chains
 
     def _beside(
@@ -100,7 +100,7 @@ class SubjectFinder:
 
         if chains:
             catalogue = self._settings.catalogue
-            self._read([catalogue.inbox, catalogue.quarantine], partition, ends, reader, deadline, take)
+            self._read([catalogue.inbox, catalogue.quarantine], partition, ends, reader, deadline, take=take)
         return [stream_id for stream_id, events in standing.items() if events]
 
     def _read(
@@ -110,6 +110,7 @@ class SubjectFinder:
         ends: Ends,
         reader: LogReader,
         deadline: Deadline,
+        *,
         take: Callable[[Any], None],
     ) -> None:
         """Give every record up to the end captured now; by position, for the last offset may hold none."""

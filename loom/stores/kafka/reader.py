@@ -111,7 +111,9 @@ class LogReader:
     ) -> None:
         self._partition, self._bootstrap = partition, bootstrap
         self._warm = False
-        self._consumer = Consumer(reader_config(bootstrap, kafka, client_id=client_id, timeout_ms=timeout_ms, committed=committed))
+        self._consumer = Consumer(
+            reader_config(bootstrap, kafka, client_id=client_id, timeout_ms=timeout_ms, committed=committed)
+        )
 
     def assign(self, starts: Mapping[str, int]) -> None:
         """Read these topics, each from its offset, and no others."""

@@ -185,7 +185,9 @@ class Takeover:
         ends = ends or self._ends.written(self.topics)
         with self._make_reader() as reader, no_collection():
             for handlers in (self._marks, self._logs):
-                self._read_to({t: ends[t] for t in handlers}, handlers, reader, deadline, wait, patience_s)
+                self._read_to(
+                    {t: ends[t] for t in handlers}, handlers, reader, deadline, wait, patience_s=patience_s
+                )
             whole = continuity.end()
             if not whole:
                 # judged again: a stream may have been trimmed between the reading of its mark and of its events
@@ -204,6 +206,7 @@ class Takeover:
         reader: LogReader,
         deadline: Deadline,
         wait: Callable[[], None],
+        *,
         patience_s: float = math.inf,
     ) -> None:
         behind = {

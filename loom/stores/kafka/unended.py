@@ -144,7 +144,9 @@ class Unended:
         if found is None:
             place, span = next(iter(spans.items()))
             raise IncompleteReadError(place.topic, self._partition, *span)
-        for place in {place for transaction in found.values() for place in transaction.places}.difference(spans):
+        for place in {place for transaction in found.values() for place in transaction.places}.difference(
+            spans
+        ):
             self._look_elsewhere(place, found, deadline, wait)
         for transaction in found.values():
             self._end(transaction, spans, deadline, wait)

@@ -74,9 +74,7 @@ class SealingDoctor:
             )
         return found
 
-    async def coverage(
-        self, fleet: Mapping[str, Sequence[str]], waiting: Iterable[str]
-    ) -> list[Finding]:
+    async def coverage(self, fleet: Mapping[str, Sequence[str]], waiting: Iterable[str]) -> list[Finding]:
         """What the live nodes can open, and which of the refused executions none can.
 
         ``fleet`` is what each live node announces (its covers); ``waiting`` are executions that were refused somewhere.

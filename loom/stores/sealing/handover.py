@@ -34,9 +34,7 @@ _Call = Callable[[], None]
 class OpeningListener:
     """See :class:`loom.stores.contracts.CommitListener`. Fails closed: what cannot be opened is told in ``unopened``."""
 
-    def __init__(
-        self, opener: Opener, subjects: Subjects, own: OwnEvents, listener: CommitListener
-    ) -> None:
+    def __init__(self, opener: Opener, subjects: Subjects, own: OwnEvents, listener: CommitListener) -> None:
         self._opener, self._subjects, self._own, self._listener = opener, subjects, own, listener
         self._queue: deque[Sequence[Committed] | _Call] = deque()
         self._task: asyncio.Task[None] | None = None

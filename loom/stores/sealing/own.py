@@ -35,7 +35,8 @@ class OwnEvents:
             for before, now in zip(append.events, made.events, strict=True):
                 if now is not before and _is_all_sealed_here(before, now):
                     key = id(now.data)
-                    self._kept[key] = (now.data, before.data)  # held, so that no other object comes to its place
+                    # Held, so that no other object comes to its place.
+                    self._kept[key] = now.data, before.data
                     kept.append(key)
         return kept
 

@@ -112,7 +112,9 @@ def _walk_named(value: Mapping[str, Json], node: Node, path: str, apply: Change)
         child = value[name]
         here = f"{path}.{name}" if path else name
         after = (
-            _walk(child, (below,), here, apply) if below.pattern is None else apply(child, below.pattern, here)
+            _walk(child, (below,), here, apply)
+            if below.pattern is None
+            else apply(child, below.pattern, here)
         )
         if after is not child:
             new[name] = after

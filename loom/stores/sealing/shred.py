@@ -300,5 +300,3 @@ class SubjectRecords:
         while page := await read(stream_id, found[-1].sequence + 1 if found else 0, PAGE):
             found += page
         return found
-
-

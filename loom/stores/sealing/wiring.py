@@ -61,7 +61,5 @@ def seal_stores(
         snapshots = EncryptingSnapshotStore(snapshots, shared, legacy_plaintext=legacy, events=at_rest)
     check_checkpoints(events, snapshots, allow_plaintext=config.sealing.allow_plaintext_checkpoints)
     subjects = SubjectRecords(events, shared if isinstance(shared, KeyStore) else None, snapshots)
-    doctor = SealingDoctor(
-        events, snapshots, allow_plaintext=config.sealing.allow_plaintext_checkpoints
-    )
+    doctor = SealingDoctor(events, snapshots, allow_plaintext=config.sealing.allow_plaintext_checkpoints)
     return SealedStores(events, snapshots, subjects, doctor, opened)
