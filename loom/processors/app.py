@@ -38,7 +38,7 @@ BUFFER: Final = 1024
 """Records that wait in front of an agent."""
 
 BRIDGE_TIMEOUT_S: Final = 30.0
-BURY_TIMEOUT_S: Final = 30.0
+WRITE_TIMEOUT_S: Final = 30.0
 CHAINS_TIMEOUT_MS: Final = 10_000
 """For reading which chains keep copies: within the time that a stop of the app may take, and tried again."""
 
@@ -126,10 +126,11 @@ def build_app(
         origin="loom.processors",
     )
     codec = codec or Codec()
-    app.delivery = Delivery(runtime_bridge, codec, _Burial(app, catalogue), report=report)
+    writer = _Writer(app, catalogue, codec)
+    app.delivery = Delivery(runtime_bridge, codec, writer.bury, report=report)
     app.quarantine = HeldTopics(
         runtime_bridge,
-        _Signals(app, catalogue, codec),
+        writer.signal,
         partial(_chains_of, config),
         node=config.node_id,
         now=wall_clock,
@@ -164,33 +165,22 @@ def _agent(app: WorkerApp, topic: str, name: str, take: Callable[[Any, Callable[
             await take(event.message, event.ack)
 
 
-class _Signals:
-    """Writes to ``signals`` through the app's producer."""
+class _Writer:
+    """Writes through the app's producer."""
 
     def __init__(self, app: WorkerApp, catalogue: Catalogue, codec: Codec) -> None:
         self._app, self._catalogue, self._codec = app, catalogue, codec
 
-    async def __call__(self, signal: OperatorSignal) -> None:
-        """Write, and return once the brokers have it."""
+    async def signal(self, signal: OperatorSignal) -> None:
+        """Write to ``signals``, and return once the brokers have it."""
         key = signal.execution_id or signal.node
+        await self._write(self._catalogue.signals, key, self._codec.encode(signal), {})
+
+    async def bury(self, source: str, value: bytes, headers: Sequence[tuple[str, bytes]]) -> None:
+        """Write to ``dead``, and return once the brokers have it."""
+        await self._write(self._catalogue.dead, source, value, dict(headers))
+
+    async def _write(self, topic: str, key: str, value: bytes, headers: dict[str, bytes]) -> None:
         partition = partition_of(key, self._catalogue.partitions)
-        async with asyncio.timeout(BURY_TIMEOUT_S):
-            await self._app.producer.send_and_wait(
-                self._catalogue.signals, key.encode(), self._codec.encode(signal), partition, None, {}
-            )
-
-
-class _Burial:
-    """Writes to ``dead`` through the app's producer."""
-
-    def __init__(self, app: WorkerApp, catalogue: Catalogue) -> None:
-        self._app, self._catalogue = app, catalogue
-
-    async def __call__(self, source: str, value: bytes, headers: Sequence[tuple[str, bytes]]) -> None:
-        """Write, and return once the brokers have it."""
-        dead = self._catalogue.dead
-        partition = partition_of(source, self._catalogue.partitions)
-        async with asyncio.timeout(BURY_TIMEOUT_S):
-            await self._app.producer.send_and_wait(
-                dead, source.encode(), value, partition, None, dict(headers)
-            )
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            await self._app.producer.send_and_wait(topic, key.encode(), value, partition, None, headers)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from loom.errors import LoomError
 from loom.processors.summaries import read_finished
+from loom.runtime.background import Background
 from loom.runtime.client import wall_clock
 
 if TYPE_CHECKING:
@@ -42,8 +43,10 @@ Finished = Callable[[int, int, int], list[tuple[str, str]]]
 """Chains of a partition whose last execution ended before an instant, and that; at most so many; read off the loop."""
 
 
-class Retention:
-    """One task that sweeps the partitions that ``owned`` names, over and over; of the loop that starts it."""
+class Retention(Background):
+    """Sweeps the partitions that ``owned`` names, over and over."""
+
+    TASK = "loom-retention"
 
     def __init__(
         self,
@@ -57,17 +60,6 @@ class Retention:
     ) -> None:
         self._retention_ms, self._remover, self._owned = retention_ms, remover, owned
         self._finished, self._now, self._max_a_sweep = finished, now, max_a_sweep
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Sweep from now on."""
-        self._task = asyncio.create_task(self._keep(), name="loom-retention")
-
-    async def stop(self) -> None:
-        """Sweep no more; idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     async def sweep(self) -> tuple[int, bool]:
         """Remove what has ended long enough ago; return how many chains, and whether more may be left.

@@ -9,9 +9,11 @@ from base64 import b32encode
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
+from loom.errors import InvalidInputError
 from loom.ids import inbox_stream
 from loom.kernel.inbox import CANCEL_TOPIC, child_topic
 from loom.kernel.machine import RunInfo
+from loom.kernel.quarantine import MAX_TEXT
 from loom.schemas.envelope import EVENT_SCHEMA, Json, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, Outgoing, StreamAppend
 
@@ -197,3 +199,13 @@ def publication(execution_id: str, command: PublishRecord) -> Outgoing:
         topic=command.topic,
         headers=command.headers,
     )
+
+
+def check_reason(reason: str | None) -> None:
+    """Refuse a reason that is too long to be kept.
+
+    Raises:
+        InvalidInputError: it is.
+    """
+    if reason is not None and len(reason) > MAX_TEXT:
+        raise InvalidInputError("reason", f"it has more than {MAX_TEXT} characters", "shorten it")

@@ -17,6 +17,7 @@ from loom.kernel.state import ExecutionState, fold
 from loom.kernel.transient import TransientState
 from loom.runtime import facts
 from loom.runtime.attempts import give_back
+from loom.runtime.control import append_control
 from loom.runtime.drivers import BY_HAND, NEVER, fence_owner
 from loom.runtime.forks import fork_point, forked_log, held_copies
 from loom.runtime.handle import Handle
@@ -178,17 +179,12 @@ class Operators:
             data,
             facts.stamp(principal.actor if principal else None),
         )
-        for _ in range(MAX_RACES):
-            seen = await engine.patiently(lambda: engine.events.observe(execution_id), execution_id)
+
+        async def has_ended() -> None:
             info = await engine.events.info(execution_id)
             if info is None or info.status not in TERMINAL_KINDS:
                 raise InvalidInputError(
                     f"outcome of execution {execution_id!r}", "it has not ended", "record it once it has"
                 )
-            append = StreamAppend(execution_id, (event,), observation=seen)
-            try:
-                await engine.patiently(lambda append=append: engine.events.append(append), execution_id)  # type: ignore[misc]
-            except WrongHeadError:
-                continue
-            return
-        raise WrongHeadError(execution_id, NO_EVENTS, NO_EVENTS)
+
+        await append_control(engine, execution_id, event, races=MAX_RACES, check=has_ended)

@@ -98,7 +98,7 @@ class Quarantine:
     ) -> HeldMessage:
         """Hold the head of a topic."""
         await self._verbs.judged("quarantine", execution_id, principal)
-        _check_reason(reason)
+        facts.check_reason(reason)
         refuse = partial(_refusal, execution_id, topic, "quarantine")
         for _ in range(MAX_RACES):
             owner = await self._owner(execution_id)
@@ -250,7 +250,7 @@ class Quarantine:
                 "disposition", f"{disposition!r} is none", f"use {DELIVER!r} or {DISCARD!r}"
             )
         await self._verbs.judged("discard" if disposition == DISCARD else "release", execution_id, principal)
-        _check_reason(reason)
+        facts.check_reason(reason)
         refuse = partial(_refusal, execution_id, topic, "release")
         for _ in range(MAX_RACES):
             owner = await self._owner(execution_id)
@@ -384,11 +384,6 @@ def _refusal(
     execution_id: str, topic: str, verb: str, reason: str, detail: str = ""
 ) -> InboxQuarantineRefusedError:
     return InboxQuarantineRefusedError(execution_id, topic, reason, detail, verb)
-
-
-def _check_reason(reason: str | None) -> None:
-    if reason is not None and len(reason) > MAX_TEXT:
-        raise InvalidInputError("reason", f"it has more than {MAX_TEXT} characters", "shorten it")
 
 
 def _operator(principal: Principal | None) -> dict[str, Json]:

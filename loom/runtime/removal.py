@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Final, Literal
 from loom.errors import (
     ExecutionNotFinishedError,
     ExecutionNotFoundError,
-    InvalidInputError,
     PayloadShreddedError,
-    WrongHeadError,
 )
 from loom.ids import inbox_stream, quarantine_stream
-from loom.kernel.quarantine import MAX_TEXT
 from loom.runtime import facts
+from loom.runtime.control import append_control
 from loom.schemas.envelope import TERMINAL_KINDS, Kind, NewEvent
-from loom.stores.contracts import NO_EVENTS, StreamAppend
+from loom.stores.contracts import NO_EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -81,7 +79,7 @@ class Removal:
         self, execution_id: str, *, reason: str | None, principal: Principal | None, dry_run: bool
     ) -> RemovalReport:
         """Remove the history of a finished execution; the last of its chain takes inbox and quarantine along."""
-        _check_reason(reason)
+        facts.check_reason(reason)
         await self._judged("purge", execution_id, principal)
         view = await self._ended("purge", execution_id)
         info = await self._engine.events.info(execution_id)
@@ -103,7 +101,7 @@ class Removal:
         self, execution_id: str, *, reason: str | None, principal: Principal | None, dry_run: bool
     ) -> RemovalReport:
         """Remove the whole chain of a finished execution. Its ids are never used again."""
-        _check_reason(reason)
+        facts.check_reason(reason)
         chain_id = await self._judged("delete", execution_id, principal)
         views = await self._links("delete", chain_id)
         cuts = await self._all_of(chain_id, views)
@@ -221,15 +219,7 @@ class Removal:
             known["reason"] = reason
         event = NewEvent(engine.event_id(), Kind.EXECUTION_PURGED, known, facts.stamp(principal.actor))
         engine.signals.warn(f"{data['scope']} is removed by {principal.actor!r}", execution_id)
-        for _ in range(MAX_RACES):
-            seen = await engine.patiently(lambda: engine.events.observe(execution_id), execution_id)
-            append = StreamAppend(execution_id, (event,), observation=seen)
-            try:
-                await engine.patiently(lambda append=append: engine.events.append(append), execution_id)  # type: ignore[misc]
-            except WrongHeadError:
-                continue
-            return
-        raise WrongHeadError(execution_id, NO_EVENTS, NO_EVENTS)
+        await append_control(engine, execution_id, event, races=MAX_RACES)
 
     async def _delete(self, executions: Iterable[str], cuts: Sequence[_Cut]) -> None:
         for execution_id in executions:
@@ -279,8 +269,3 @@ def _report(
         sum(cut.events for cut in going),
         dry_run,
     )
-
-
-def _check_reason(reason: str | None) -> None:
-    if reason is not None and len(reason) > MAX_TEXT:
-        raise InvalidInputError("reason", f"it has more than {MAX_TEXT} characters", "shorten it")

@@ -6,13 +6,13 @@ puts them where the owner reads. librdkafka's own default is another function; l
 
 from __future__ import annotations
 
-import os
 import struct
 import time
 from base64 import b32hexencode
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from loom.entropy import Entropy
 from loom.errors import InvalidIdError
 from loom.ids import IdSource, ulid
 
@@ -37,6 +37,7 @@ _WORDS: Final = tuple(struct.Struct(f"<{n}I").unpack_from for n in range(64))
 _CROCKFORD: Final = bytes.maketrans(b"0123456789ABCDEFGHIJKLMNOPQRSTUV", _BASE32)
 _ULID_LENGTH: Final = 26
 _ULID_TIME: Final = 10
+_random = Entropy(10)
 _ULID_HEAD: Final = 24  # whole words of a ULID; its last two characters are the tail of the hash
 _TAILS: Final = tuple(first | second << 8 for first in _BASE32 for second in _BASE32)
 
@@ -97,7 +98,7 @@ def _turned_ulid(shard: int, partitions: int) -> str:
     All 80 bits are drawn here: within a millisecond the generator behind ``ulid`` only counts up, so two of its ids
     may differ in nothing but the tail, and turning would make them one.
     """
-    data = ulid()[:_ULID_TIME].encode() + b32hexencode(os.urandom(10)).translate(_CROCKFORD)
+    data = ulid()[:_ULID_TIME].encode() + b32hexencode(_random()).translate(_CROCKFORD)
     head = _mix_words(data, _ULID_HEAD >> 2, _SEED ^ _ULID_LENGTH)
     start = _BASE32.index(data[-2]) << 5 | _BASE32.index(data[-1])
     for step in range(len(_TAILS)):
@@ -141,7 +142,7 @@ def _turnings(shard: int, partitions: int) -> Iterator[str]:
     """Every id of one fresh head that hashes to ``shard``."""
     if not 0 <= shard < partitions:
         raise ValueError(f"shard {shard} is not one of {partitions} partitions")
-    random = b32hexencode(os.urandom(10)).translate(_CROCKFORD)[: _ULID_HEAD - _ULID_TIME]
+    random = b32hexencode(_random()).translate(_CROCKFORD)[: _ULID_HEAD - _ULID_TIME]
     data = ulid()[:_ULID_TIME].encode() + random
     head = _mix_words(data, _ULID_HEAD >> 2, _SEED ^ _ULID_LENGTH)
     text = data.decode()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from loom.stores.contracts import OwningEventStore
 from loom.stores.sealing.cipher import CIPHER
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from loom.stores.keys.contract import KeyStore
 
 _log = logging.getLogger("loom.sealing")
+
+T = TypeVar("T")
 
 REPORT_EVERY: Final = 16
 
@@ -136,23 +138,25 @@ class EncryptingEventStore:
         Raises:
             what ``Sealer.seal`` raises, beside what the contract says.
         """
-        (sealed,), starts = await self._sealer.seal([append])
-        kept = self._own.keep((append,), (sealed,))
-        try:
-            appended = await self._inner.append(sealed, deadline_ms=deadline_ms)
-        finally:
-            self._own.drop(kept)
-        self._subjects.learn(starts)
-        return appended
+        return await self._sealed(
+            (append,), lambda sealed: self._inner.append(sealed[0], deadline_ms=deadline_ms)
+        )
 
     async def append_many(
         self, appends: Sequence[StreamAppend], *, deadline_ms: int | None = None
     ) -> list[Appended]:
         """See :meth:`loom.stores.contracts.EventStore.append_many`; raises as ``append``."""
+        return await self._sealed(
+            appends, lambda sealed: self._inner.append_many(sealed, deadline_ms=deadline_ms)
+        )
+
+    async def _sealed(
+        self, appends: Sequence[StreamAppend], append: Callable[[list[StreamAppend]], Awaitable[T]]
+    ) -> T:
         sealed, starts = await self._sealer.seal(appends)
         kept = self._own.keep(appends, sealed)
         try:
-            appended = await self._inner.append_many(sealed, deadline_ms=deadline_ms)
+            appended = await append(sealed)
         finally:
             self._own.drop(kept)
         self._subjects.learn(starts)
