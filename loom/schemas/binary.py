@@ -108,8 +108,12 @@ def _untyped(metadata: dict[str, Json]) -> dict[str, Json]:
 def _write_seal(seal: dict[str, Any]) -> bytes:
     if seal.keys() != _SEAL_FIELDS or not isinstance(seal["covers"], list | tuple):
         raise ValueError("the seal marker has other fields than v, cipher and covers")
-    version, covers = _number(seal["v"], -MAX_INT, MAX_INT), seal["covers"]
-    parts = [_PRESENT, write_long(version), _prefixed(seal["cipher"].encode())]
+    return _seal(_number(seal["v"], -MAX_INT, MAX_INT), seal["cipher"], tuple(seal["covers"]))
+
+
+@lru_cache(1024)  # a fleet writes few, many times over
+def _seal(version: int, cipher: str, covers: tuple[str, ...]) -> bytes:
+    parts = [_PRESENT, write_long(version), _prefixed(cipher.encode())]
     if covers:
         parts.append(write_long(len(covers)))
         parts.extend(_prefixed(pattern.encode()) for pattern in covers)

@@ -107,14 +107,15 @@ class WrappingKeyStore:
             raise InvalidInputError(
                 "uses of a key", f"{uses} is out of range", f"ask for 1 to {MAX_KEY_USES}"
             )
-        proposal = await self._propose(uses)
-        return await self._sealing(
-            subject, await self._rows.charge(_checked(subject), proposal, MAX_KEY_USES)
-        )
+        _checked(subject)
+        made = await self._propose(uses)
+        return await self._sealing(subject, await self._rows.charge(subject, made[0], MAX_KEY_USES), made)
 
     async def rotate(self, subject: str) -> KeySet:
         """See :meth:`loom.stores.keys.contract.KeyStore.rotate`."""
-        return await self._sealing(subject, await self._rows.push(_checked(subject), await self._propose(0)))
+        _checked(subject)
+        made = await self._propose(0)
+        return await self._sealing(subject, await self._rows.push(subject, made[0]), made)
 
     async def destroy(self, subject: str) -> bool:
         """See :meth:`loom.stores.keys.contract.KeyStore.destroy`."""
@@ -133,13 +134,19 @@ class WrappingKeyStore:
         """See :meth:`loom.stores.keys.contract.KeyStore.close`."""
         await self._rows.close()
 
-    async def _propose(self, uses: int) -> WrappedKey:
-        return WrappedKey(self._ids(), await self._wrapper.wrap(_secret()), uses)
+    async def _propose(self, uses: int) -> tuple[WrappedKey, bytes]:
+        secret = _secret()
+        return WrappedKey(self._ids(), await self._wrapper.wrap(secret), uses), secret
 
-    async def _sealing(self, subject: str, row: KeyRow) -> KeySet:
+    async def _sealing(self, subject: str, row: KeyRow, made: tuple[WrappedKey, bytes]) -> KeySet:
+        """Keys of a row; ``made`` was proposed for it, and need not be unwrapped where it became current."""
         if row.destroyed:
             raise PayloadShreddedError(subject)
-        current = await self._unwrap(row.keys[-1])
+        last, (proposal, secret) = row.keys[-1], made
+        if last.id == proposal.id and last.wrapped == proposal.wrapped:
+            current: DataKey | None = DataKey(last.id, secret)
+        else:
+            current = await self._unwrap(last)
         if current is None:
             raise KeyUnavailableError(subject)
         older = [key for wrapped in row.keys[:-1] if (key := await self._unwrap(wrapped)) is not None]

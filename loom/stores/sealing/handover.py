@@ -115,9 +115,9 @@ class OpeningListener:
             return self._sealed(committed)
 
     def _at_hand(self, committed: Committed) -> Committed | None:
-        opened = []
+        opened, own = [], self._own.of
         for envelope in committed.envelopes:
-            given = self._own.of(envelope)
+            given = own(envelope)
             one = self._opener.try_open(envelope) if given is None else Opened.of(envelope, given)
             if one is None:
                 return None

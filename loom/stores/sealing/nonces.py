@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from loom.entropy import Entropy
 from loom.errors import ConfigError
+from loom.schemas.quick import quick
 
 NONCE_BYTES: Final = 12
 
@@ -23,6 +24,7 @@ _RUNNERS: Final = ("PYTEST_CURRENT_TEST", "PYTEST_VERSION")
 _ENVIRONMENT: Final = "LOOM_ENV"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class NoncePlace:
     """What a nonce is for: a path of an event (or snapshot), whose sequence is None where the store assigns it."""

@@ -37,13 +37,9 @@ async def executions(
     concurrency: int,
     seconds: float,
     spread: bool = False,
-    subject: str | None = None,
     **settings: Any,
 ) -> Figure:
-    """One-step executions a second through one process, ``concurrency`` at a time; ``spread``: over all partitions.
-
-    ``subject``: one for all of them, where they are sealed.
-    """
+    """One-step executions a second through one process, ``concurrency`` at a time; ``spread``: over all partitions."""
     latencies: list[float] = []
     async with fleet(bootstrap, redis_url, **settings) as runtime:
         partitions = runtime.config.partitions
@@ -53,7 +49,7 @@ async def executions(
         async def one(number: int) -> None:
             while (began := time.perf_counter()) < ends:
                 chosen = mint(number % partitions, partitions) if spread else None
-                handle = await runtime.start(one_step, PAYLOAD, execution_id=chosen, subject=subject)
+                handle = await runtime.start(one_step, PAYLOAD, execution_id=chosen)
                 await handle.result()
                 if began >= from_:
                     latencies.append(time.perf_counter() - began)

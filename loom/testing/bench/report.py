@@ -14,9 +14,12 @@ from loom.errors import ConfigError
 from loom.testing import services
 from loom.testing.bench import engine, leases, memory, sealing
 from loom.testing.bench.references import Figure, bare_loop, raw_limit
+from loom.testing.bench.turns import CONCURRENCY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from loom.testing.bench.turns import Windows
 
 LIMIT_S: Final = 900.0
 _WIDTH: Final = 72
@@ -137,39 +140,37 @@ def _memory(at: Where) -> list[Row]:
 
 
 def _sealing(at: Where) -> list[Row]:
-    plain = asyncio.run(engine.executions(at.bootstrap, at.redis_url, concurrency=256, seconds=at.seconds))
-    rows = []
-    for name, subject in (("one subject", "bench"), ("a subject each", None)):
-        got = asyncio.run(
-            sealing.sealed(at.bootstrap, at.redis_url, concurrency=256, seconds=at.seconds, subject=subject)
-        )
-        beside = f"unsealed {plain.per_second:,.0f}/s: {got.per_second / plain.per_second:.0%}"
-        rows.append(
-            Row(f"one-step executions, sealed, {name}, 256 at once", f"{got.per_second:,.0f}/s", beside)
-        )
+    found = asyncio.run(sealing.costs(at.bootstrap, at.redis_url, seconds=at.seconds))
     median, best = sealing.walk_us()
     return [
-        *rows,
+        *_beside("one-step executions, {}", found, sealing.UNSEALED),
         Row("the guard's walk on a payload of 64 KiB", f"{median:,.0f} µs", f"best {best:,.0f} µs"),
     ]
 
 
 def _leases(at: Where) -> list[Row]:
+    calls = asyncio.run(leases.calls(at.bootstrap, at.redis_url))
     found = asyncio.run(leases.costs(at.bootstrap, at.redis_url, seconds=at.seconds))
-    off = found["off"]
     return [
-        Row(
-            f"one-step executions, leases {mode}, {leases.CONCURRENCY} at once",
-            f"{cost.per_second:,.0f}/s, {cost.cpu_us:,.0f} µs of processor",
-            f"{_share(1 - cost.per_second / off.per_second)} of throughput, "
-            f"{_share(cost.cpu_us / off.cpu_us - 1)} of processor; {cost.calls:,} calls of Redis for 1,000",
-        )
-        for mode, cost in found.items()
+        *_beside("one-step executions, leases {}", found, leases.OFF),
+        *(Row(f"calls of Redis for 1,000 executions, leases {mode}", f"{n:,}") for mode, n in calls.items()),
     ]
 
 
-def _share(part: float) -> str:
-    return f"{part:+.1%}"
+def _beside(what: str, found: Mapping[str, Windows], reference: str) -> list[Row]:
+    """A row for each mode, with what it costs beside the reference, turn by turn."""
+    plain = found[reference]
+    rows = []
+    for name, mode in found.items():
+        beside = f"costs {mode.slower(plain)} of throughput, {mode.dearer(plain)} of processor time"
+        rows.append(
+            Row(
+                f"{what.format(name)}, {CONCURRENCY} at once",
+                f"{mode.per_second:,.0f}/s, {mode.cpu_us:,.0f} µs of processor",
+                f"median of {len(mode.taken)} turns" if name == reference else beside,
+            )
+        )
+    return rows
 
 
 MEASUREMENTS: Final[dict[str, Callable[[Where], list[Row]]]] = {

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from loom.kernel import inspect_payload
 from loom.schemas.envelope import Kind
-from loom.testing.bench import engine
+from loom.testing.bench.turns import Mode, take_turns
 
 if TYPE_CHECKING:
-    from loom.testing.bench.references import Figure
+    from loom.testing.bench.turns import Windows
 
+UNSEALED: Final = "unsealed"
 WALKS: Final = 200
 PAYLOAD_BYTES: Final = 64 * 1024
 KEK: Final = "LOOM_BENCH_KEK"
@@ -26,15 +27,16 @@ SENSITIVE: Final = {
 }
 
 
-async def sealed(
-    bootstrap: str, redis_url: str, *, concurrency: int, seconds: float, subject: str | None
-) -> Figure:
-    """One-step executions a second, everything of them sealed, keys on Redis; ``subject`` None: one for each."""
+async def costs(bootstrap: str, redis_url: str, *, seconds: float) -> dict[str, Windows]:
+    """One-step executions unsealed, and with everything of them sealed, keys on Redis (see :func:`take_turns`)."""
     os.environ[KEK] = base64.b64encode(os.urandom(32)).decode()
     sealing: dict[str, Any] = {"keys": "redis", "kek": f"env:{KEK}", "sensitive": SENSITIVE}
-    return await engine.executions(
-        bootstrap, redis_url, concurrency=concurrency, seconds=seconds, subject=subject, sealing=sealing
-    )
+    modes = {
+        UNSEALED: Mode(),
+        "one subject": Mode({"sealing": sealing}, "bench"),
+        "a subject each": Mode({"sealing": sealing}),
+    }
+    return await take_turns(bootstrap, redis_url, modes, seconds=seconds)
 
 
 def payload() -> list[dict[str, Any]]:
