@@ -143,7 +143,7 @@ class Recovery(Background):
                 else:
                     await self._running(info)
             except (StoreError, TimeoutError) as error:
-                self._unsettled[execution_id] = False
+                self.undecided(execution_id)
                 self._engine.signals.repeated_storage_error(error, execution_id)
             except REFUSALS as error:
                 self._engine.refused(execution_id, error)
@@ -173,7 +173,7 @@ class Recovery(Background):
             return
         rows = [WakeRow(execution_id, at, "timer") for at in engine.driving.timers_of(loaded.state)]
         if rows and not await engine.schedule(rows):
-            self._unsettled[execution_id] = False
+            self.undecided(execution_id)
         heads = engine.inbox_heads(loaded.state.chain_id)
         if inbox_stream(loaded.state.chain_id, CANCEL_TOPIC) in heads:
             await self._verbs.cancel_by_request(execution_id, await self._reason(loaded.state.chain_id))
@@ -187,7 +187,7 @@ class Recovery(Background):
         """Parked in this process, which hears its messages; but its alarms may be lost with an emptied store."""
         rows = await timer_rows(self._engine, info)
         if rows and not await self._engine.schedule(rows):
-            self._unsettled[info.stream_id] = False
+            self.undecided(info.stream_id)
         for row in rows:
             self._engine.driving.hint(row.wake_at)
 
@@ -201,11 +201,11 @@ class Recovery(Background):
         engine, execution_id = self._engine, info.stream_id
         blocked, refused = engine.backoff.blocked(execution_id), engine.backoff.refused(execution_id)
         if (blocked and not refused) or await self._driven(info):
-            self._unsettled[execution_id] = False
+            self.undecided(execution_id)
             return
         if blocked:  # nobody is known to drive it, and it is not this node's to look: it may be another's
             engine.driving.leave_inbox_row(execution_id, "refusal")
-            self._unsettled[execution_id] = False
+            self.undecided(execution_id)
             return
         async with engine.driving.exclusive(execution_id):
             if execution_id in engine.runs or execution_id in engine.starting:
@@ -218,7 +218,7 @@ class Recovery(Background):
             cancelled = inbox_stream(loaded.state.chain_id, CANCEL_TOPIC) in heads
             unmoved = not cancelled and now.fence == loaded.observation.fence
             if unmoved and not await self._judge(loaded, driver_of(now)):
-                self._unsettled[execution_id] = False
+                self.undecided(execution_id)
         if cancelled:
             await self._verbs.cancel_by_request(execution_id, await self._reason(loaded.state.chain_id))
 

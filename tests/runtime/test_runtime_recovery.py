@@ -9,6 +9,7 @@ import pytest
 from runtime_support import FaultyStore, add, kinds, of_kind, picture
 
 from loom import LoomError, RedriveExhaustedError, flow, receive, timer
+from loom.errors import UnreachableError
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
 from loom.testing.clock import VirtualClock
 from loom.testing.runtime import MemoryFleet, crash, until
@@ -391,6 +392,43 @@ async def test_what_a_node_dropped_is_not_lost_if_it_is_doubted_when_it_looks(fl
             await node._recovery._look("x", own=True)
             assert node._recovery._unsettled == {"x": True}
             node._engine.alive = alive
+            await until(lambda: "x" in node._engine.runs, "the run again")
+            hold.set()
+            assert await handle.result(10) is True
+        assert not other._engine.runs
+
+
+class AwayStore(FaultyStore):
+    """Reads that decide fail while it is ``away``."""
+
+    away = False
+
+    async def info(self, stream_id):
+        if self.away:
+            raise UnreachableError("the log", "nowhere", "bootstrap")
+        return await self._inner.info(stream_id)
+
+
+async def test_what_a_node_dropped_is_not_lost_with_its_shard(fleet):
+    """The walk of its shard could not judge it; then the shard moves, and still nobody else will take it."""
+    hold = asyncio.Event()
+
+    @flow("held")
+    async def held(ctx):
+        return await ctx.run(hold.wait)
+
+    store = AwayStore(fleet.store())
+    async with fleet.runtime("owner", [held], owned=[]) as other, fleet.client() as client:
+        async with fleet.runtime("node", [held], events=store) as node:
+            handle = await client.start("held", execution_id="x")
+            await until(lambda: "x" in node._engine.runs, "the run")
+            store.away = True
+            node._engine.orphaned(node._engine.runs["x"], LoomError("doubted"))
+            node._recovery.everything()
+            await until(lambda: not node._recovery._walking, "the walk to end")
+            store._inner.assign(())
+            assert node._recovery._unsettled == {"x": True}
+            store.away = False
             await until(lambda: "x" in node._engine.runs, "the run again")
             hold.set()
             assert await handle.result(10) is True
