@@ -29,6 +29,11 @@ class Claim:
         self.id = execution_id
         self.lease: DriverLease | None = None
 
+    @property
+    def lost(self) -> bool:
+        """Whether its lease was lost before there was a run: none may begin on it."""
+        return self.lease is not None and self.lease.lost is not None
+
     def drives(self) -> bool:
         """Nothing runs yet."""
         return False

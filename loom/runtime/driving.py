@@ -256,6 +256,8 @@ class Driving(Reading):
         except UnknownFlowError as error:
             engine.signals.repeated_error(error, info.execution_id)
             return None
+        if claim is not None and claim.lost:
+            return self.abandoned(info.execution_id)  # it stands all the same
         run = Run(engine, flow, info, None, head=0, fence=facts.FIRST_FENCE)
         run.note(started)
         if claim is not None and engine.leasing is not None:
@@ -356,11 +358,9 @@ class Driving(Reading):
     def continued(self, run: Run, data: dict[str, Any]) -> None:
         """A run of this node continued as new: its successor stands, under its first fence."""
         engine = self._engine
-        event: NewEvent = data.pop("event")
-        claim: Claim | None = data.pop("claim")
-        successor = str(data["successorId"])
-        stamped = run.journal.companions[0]
-        started = Envelope(event.id, successor, 0, event.type, stamped.timestamp, event.data, event.metadata)
+        event, claim = data.pop("event"), data.pop("claim")
+        successor, at = str(data["successorId"]), run.journal.companions[0].timestamp
+        started = Envelope(event.id, successor, 0, event.type, at, event.data, event.metadata)
         if engine.live() and engine.owns(run.chain_id):
             self.begin(started, claim)
         elif claim is not None:

@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from runtime_support import Trouble, of_kind
+from runtime_support import FaultyStore, Trouble, has, of_kind
 
 import loom.runtime
 from loom import LeaseHeldError, StartLeaseHeldError, flow
@@ -171,6 +171,30 @@ async def test_a_continue_as_new_is_leased_before_it_exists_in_both(fleet, mode)
         HOLDS["chain"].set()
         assert await handle.result(5) == "end"
         assert not fleet.leases.rows
+
+
+async def test_a_claim_that_is_lost_before_there_is_a_run_leaves_none_that_never_acts(mode):
+    """The lease store is emptied while a first event is on its way."""
+    fleet = MemoryFleet(ttl_ms=600)
+    store = FaultyStore(fleet.store())
+    emptied = 0
+    leases = {"ttl_ms": 600, "acquire": mode}
+    async with fleet.runtime("node", [chain], events=store, settings={"leases": leases}) as runtime:
+        keeper = runtime._engine.leasing.keeper
+
+        async def empty(appends):
+            nonlocal emptied
+            begins = appends[0].expected_head == -1 or has(appends, Kind.EXECUTION_CONTINUED)
+            if begins and not keeper.held <= set(runtime._engine.runs):
+                emptied += 1
+                fleet.leases.flush()
+                await until(lambda: keeper.held <= set(runtime._engine.runs), "the loss to be seen")
+
+        store.before = empty
+        handle = await runtime.start(chain, 1)
+        HOLDS["chain"].set()
+        assert await handle.result(10) == "end"
+    assert emptied >= 1
 
 
 async def test_a_park_that_a_slow_release_left_leased_is_taken_on_the_fence_s_proof(fleet, mode):
