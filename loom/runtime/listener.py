@@ -52,12 +52,18 @@ class Listener:
         """See :meth:`loom.stores.contracts.CommitListener.committed`."""
         if self._engine.closed:
             return
-        for committed in batch:
-            stream_id = committed.stream_id
-            if stream_id.startswith(INBOX_PREFIX):
+        for committed in filter(self.wants, batch):
+            if committed.stream_id.startswith(INBOX_PREFIX):
                 self._inbox(committed)
-            elif not stream_id.startswith(RESERVED_PREFIX):
+            else:
                 self._log(committed)
+
+    def wants(self, committed: Committed) -> bool:
+        """Not what a run of this process wrote, who is told by its journal; nor what is no inbox and no log."""
+        stream_id = committed.stream_id
+        if stream_id.startswith(RESERVED_PREFIX):
+            return stream_id.startswith(INBOX_PREFIX)
+        return committed.envelopes[-1].metadata.get("node") != self._engine.node
 
     def gained(self, shard: int) -> None:
         """See :meth:`loom.stores.contracts.CommitListener.gained`."""
@@ -151,8 +157,6 @@ class Listener:
     def _log(self, committed: Committed) -> None:
         last = committed.envelopes[-1]
         engine = self._engine
-        if last.metadata.get("node") == engine.node:
-            return  # written by a run of this process, which is told by its journal
         run = engine.runs.get(committed.stream_id)
         if last.type == Kind.PAYLOAD_SHREDDED:
             engine.erased(committed.stream_id)

@@ -131,7 +131,10 @@ class StreamInfo:
 
 
 class CommitListener(Protocol):
-    """What a runtime gives to the store that owns streams. Called on the runtime's loop, never blocking."""
+    """What a runtime gives to the store that owns streams. Called on the runtime's loop, never blocking.
+
+    One that has ``wants(committed) -> bool`` is not told of what it does not want, and nothing is opened or judged for it.
+    """
 
     def committed(self, batch: Sequence[Committed]) -> None:
         """Events became durable, by whoever appended them."""
@@ -144,6 +147,12 @@ class CommitListener(Protocol):
     def lost(self, shard: int) -> None:
         """This process no longer writes the shard."""
         ...
+
+
+def wanted(listener: CommitListener, batch: Sequence[Committed]) -> Sequence[Committed]:
+    """What of a batch a listener wants to be told."""
+    wants = getattr(listener, "wants", None)
+    return batch if wants is None else list(filter(wants, batch))
 
 
 @runtime_checkable

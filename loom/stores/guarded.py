@@ -15,7 +15,7 @@ from loom.ids import stream_kind
 from loom.kernel.readable import READ, Opens, assert_stream_readable, sealed_refusal, unreadable
 from loom.operator import SealedDetail
 from loom.stores.at_rest import AtRestView
-from loom.stores.contracts import OwningEventStore
+from loom.stores.contracts import OwningEventStore, wanted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
@@ -222,7 +222,7 @@ class _GuardedListener:
         self._store, self._listener = store, listener
 
     def committed(self, batch: Sequence[Committed]) -> None:
-        self._listener.committed([self._judged(committed) for committed in batch])
+        self._listener.committed([self._judged(committed) for committed in wanted(self._listener, batch)])
 
     def gained(self, shard: int) -> None:
         self._listener.gained(shard)
@@ -231,7 +231,7 @@ class _GuardedListener:
         self._listener.lost(shard)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "notified":
+        if name in {"notified", "wants"}:
             return getattr(self._listener, name)
         raise AttributeError(name)
 

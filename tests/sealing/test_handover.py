@@ -189,7 +189,7 @@ def test_without_a_loop_what_is_not_at_hand_stays_sealed():
     data = {"payload": {"__loomEnc": "x"}}
     seal = {"v": 1, "cipher": "loom/aes-256-gcm", "covers": ["MESSAGE_CONSUMED.payload"]}
     envelope = Envelope("e", "log", 3, Kind.MESSAGE_CONSUMED, 1, data, {"seal": seal})
-    handover = OpeningListener(store._opener, store._subjects, store._own, listener)
+    handover = OpeningListener(store._opener, store._subjects, listener)
     handover.committed([Committed("log", (envelope,), None)])
     assert listener.heard == [Committed("log", (envelope,), None, (3,))]
 

@@ -31,6 +31,7 @@ def _script(name: str, source: str) -> Script:
 
 
 # KEYS: rows (hash: subject -> row). ARGV, for each: subject, key id, wrapped key, uses, limit (-1: always a new version).
+# A row that is the proposal alone is answered by nothing: whoever proposed it knows it.
 _CHARGE: Final = _script(
     "charge keys",
     """
@@ -47,6 +48,7 @@ for at = 1, #ARGV, 5 do
     end
     raw = cjson.encode(row)
     redis.call('HSET', KEYS[1], ARGV[at], raw)
+    if n == 0 then raw = '' end
   end
   rows[#rows + 1] = raw
 end
@@ -78,7 +80,7 @@ class _RedisRows:
 
     async def charge(self, subject: str, proposal: WrappedKey, limit: int) -> KeyRow:
         raw = await self._charges.ask((subject, proposal.id, proposal.wrapped.hex(), proposal.uses, limit))
-        return load_row(raw, subject)
+        return load_row(raw, subject) if raw else KeyRow((proposal,))
 
     async def push(self, subject: str, proposal: WrappedKey) -> KeyRow:
         return await self.charge(subject, proposal, -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -16,7 +16,6 @@ from loom.stores.sealing.keyring import KeyRing
 from loom.stores.sealing.marker import SealingCapability
 from loom.stores.sealing.nonces import NonceSource, nonce_source
 from loom.stores.sealing.opener import Opened, Opener, Status, is_log
-from loom.stores.sealing.own import OwnEvents
 from loom.stores.sealing.paths import SensitiveMap
 from loom.stores.sealing.sealer import Sealer
 from loom.stores.sealing.subjects import Subjects
@@ -100,7 +99,6 @@ class EncryptingEventStore:
         self._capability = SealingCapability(CIPHER, lambda: self._sensitive.covers)
         self._ring = KeyRing(keys, now=clock)
         self._subjects = Subjects(inner)
-        self._own = OwnEvents()
         self._on_dropped = on_dropped
         self._sealer = Sealer(self._sensitive, self._ring, self._subjects, nonce_source(iv_source))
         self._opener = Opener(
@@ -138,27 +136,17 @@ class EncryptingEventStore:
         Raises:
             what ``Sealer.seal`` raises, beside what the contract says.
         """
-        return await self._sealed(
-            (append,), lambda sealed: self._inner.append(sealed[0], deadline_ms=deadline_ms)
-        )
+        sealed, starts = await self._sealer.seal((append,))
+        appended = await self._inner.append(sealed[0], deadline_ms=deadline_ms)
+        self._subjects.learn(starts)
+        return appended
 
     async def append_many(
         self, appends: Sequence[StreamAppend], *, deadline_ms: int | None = None
     ) -> list[Appended]:
         """See :meth:`loom.stores.contracts.EventStore.append_many`; raises as ``append``."""
-        return await self._sealed(
-            appends, lambda sealed: self._inner.append_many(sealed, deadline_ms=deadline_ms)
-        )
-
-    async def _sealed(
-        self, appends: Sequence[StreamAppend], append: Callable[[list[StreamAppend]], Awaitable[T]]
-    ) -> T:
         sealed, starts = await self._sealer.seal(appends)
-        kept = self._own.keep(appends, sealed)
-        try:
-            appended = await append(sealed)
-        finally:
-            self._own.drop(kept)
+        appended = await self._inner.append_many(sealed, deadline_ms=deadline_ms)
         self._subjects.learn(starts)
         return appended
 
@@ -297,7 +285,7 @@ class EncryptingOwningEventStore(EncryptingEventStore):
 
     def listen(self, listener: CommitListener) -> None:
         """See :meth:`loom.stores.contracts.OwningEventStore.listen`."""
-        self._handover = OpeningListener(self._opener, self._subjects, self._own, listener)
+        self._handover = OpeningListener(self._opener, self._subjects, listener)
         self._inner.listen(self._handover)
 
     def shard_of(self, stream_id: str) -> int:

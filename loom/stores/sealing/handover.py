@@ -15,12 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import LoomError
-from loom.stores.contracts import Committed
+from loom.stores.contracts import Committed, wanted
 from loom.stores.sealing.opener import Opened, Opener, Status, is_log
 
 if TYPE_CHECKING:
     from loom.stores.contracts import CommitListener
-    from loom.stores.sealing.own import OwnEvents
     from loom.stores.sealing.subjects import Subjects
 
 _log = logging.getLogger("loom.sealing")
@@ -34,13 +33,16 @@ _Call = Callable[[], None]
 class OpeningListener:
     """See :class:`loom.stores.contracts.CommitListener`. Fails closed: what cannot be opened is told in ``unopened``."""
 
-    def __init__(self, opener: Opener, subjects: Subjects, own: OwnEvents, listener: CommitListener) -> None:
-        self._opener, self._subjects, self._own, self._listener = opener, subjects, own, listener
+    def __init__(self, opener: Opener, subjects: Subjects, listener: CommitListener) -> None:
+        self._opener, self._subjects, self._listener = opener, subjects, listener
         self._queue: deque[Sequence[Committed] | _Call] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def committed(self, batch: Sequence[Committed]) -> None:
-        """See ``CommitListener``."""
+        """See ``CommitListener``. What nobody wants is not opened."""
+        batch = wanted(self._listener, batch)
+        if not batch:
+            return
         for committed in batch:
             self._subjects.note(committed.envelopes)
         if not self._queue:
@@ -59,7 +61,10 @@ class OpeningListener:
         self._in_order(lambda: self._listener.lost(shard))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "notified":  # may overtake: it only asks to look again
+        if name in {
+            "notified",
+            "wants",
+        }:  # may overtake: one only asks to look again, the other tells what it is of
             return getattr(self._listener, name)
         raise AttributeError(name)
 
@@ -115,10 +120,9 @@ class OpeningListener:
             return self._sealed(committed)
 
     def _at_hand(self, committed: Committed) -> Committed | None:
-        opened, own = [], self._own.of
+        opened = []
         for envelope in committed.envelopes:
-            given = own(envelope)
-            one = self._opener.try_open(envelope) if given is None else Opened.of(envelope, given)
+            one = self._opener.try_open(envelope)
             if one is None:
                 return None
             opened.append(one)

@@ -7,16 +7,14 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from loom.errors import KeyUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from loom.stores.keys.contract import DataKey, KeySet, KeyStore
-
-T = TypeVar("T")
 
 FRESH_S: Final = 0.5
 """How long a key is used without asking its store again (an erasure must be felt within a second)."""
@@ -95,7 +93,7 @@ class KeyRing:
         if left_s <= 0:
             raise NotAtHand
         if left_s < AHEAD_S and subject not in self._asking:
-            self._begin(self._asking, held.keys.subject, lambda: self._ask(held.keys.subject))
+            self._begin_asking(held.keys.subject)
         held.left -= 1
         return held.seals
 
@@ -111,7 +109,7 @@ class KeyRing:
             held = self._held.get(subject)
         while held is None or held.seals is None or held.left < uses:
             # Whoever asked first was given at least what it needs; others may have to ask again.
-            await self._once(self._charging, subject, lambda: self._charge(subject, uses))
+            await self._charged(subject, uses)
             held = self._held.get(subject)
         held.left -= uses
         return held.seals
@@ -121,31 +119,45 @@ class KeyRing:
         self._held.pop(subject, None)
 
     async def _shared(self, subject: str) -> KeySet | None:
-        return await self._once(self._asking, subject, lambda: self._ask(subject))
+        """Ask once for all who want a subject's keys at the same time."""
+        return await asyncio.shield(self._asking.get(subject) or self._begin_asking(subject))
 
-    async def _once(
-        self, asking: dict[str, asyncio.Future[T]], subject: str, call: Callable[[], Coroutine[Any, Any, T]]
-    ) -> T:
-        """Make one call for all who ask about a subject at the same time."""
-        return await asyncio.shield(asking.get(subject) or self._begin(asking, subject, call))
-
-    def _begin(
-        self, asking: dict[str, asyncio.Future[T]], subject: str, call: Callable[[], Coroutine[Any, Any, T]]
-    ) -> asyncio.Future[T]:
-        asked = asking[subject] = asyncio.ensure_future(call())
-        asked.add_done_callback(partial(self._done, asking, subject))
+    def _begin_asking(self, subject: str) -> asyncio.Future[KeySet | None]:
+        asked = self._asking[subject] = asyncio.ensure_future(self._ask(subject))
+        asked.add_done_callback(partial(self._asked, subject))
         return asked
 
-    @staticmethod
-    def _done(asking: dict[str, asyncio.Future[T]], subject: str, asked: asyncio.Future[T]) -> None:
-        asking.pop(subject, None)
+    def _asked(self, subject: str, asked: asyncio.Future[KeySet | None]) -> None:
+        self._asking.pop(subject, None)
         if not asked.cancelled():
             asked.exception()  # seen, also where nobody waits: whoever needs the keys will ask again
 
-    async def _charge(self, subject: str, uses: int) -> None:
+    async def _charged(self, subject: str, uses: int) -> None:
+        """Charge once for all who need it at the same time: the first does it, and its failure is everybody's.
+
+        No task of its own: most subjects are one execution, and this is on its way to the first event.
+        """
+        before = self._charging.get(subject)
+        if before is not None:
+            await asyncio.wait((before,))
+            if not before.cancelled():  # else its caller gave up, and another has to
+                before.result()
+            return
+        charging = self._charging[subject] = asyncio.get_running_loop().create_future()
         amount = max(uses, USES_PER_CHARGE)
-        keys = await self.store.ensure(subject, amount)
-        self._keep(subject, keys).charge(amount)
+        try:
+            self._keep(subject, await self.store.ensure(subject, amount)).charge(amount)
+        except asyncio.CancelledError:
+            charging.cancel()
+            raise
+        except BaseException as error:
+            charging.set_exception(error)
+            charging.exception()  # seen, also where nobody else waits
+            raise
+        else:
+            charging.set_result(None)
+        finally:
+            del self._charging[subject]
 
     async def _ask(self, subject: str) -> KeySet | None:
         try:

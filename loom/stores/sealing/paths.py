@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import ConfigError
 from loom.schemas.envelope import Kind
@@ -70,17 +70,34 @@ def tree_of(patterns: tuple[str, ...]) -> Node:
     return root
 
 
-def change(data: dict[str, Json], tree: Node, apply: Change) -> dict[str, Json]:
-    """Return ``data`` with every found value changed; ``data`` itself, where nothing changes, and never touched."""
-    walk = _walk(data, (tree,), "", apply) if ANY in tree.children else _walk_named(data, tree, "", apply)
-    changed: dict[str, Json] = walk
-    return changed
+def change(data: Mapping[str, Json], tree: Node, apply: Change, path: str = "") -> dict[str, Json]:
+    """Return ``data`` with every found value changed; ``data`` itself, where nothing changes, and never touched.
+
+    ``path`` is where it stands. Where only named keys are looked for, these are asked for, and no other is looked at.
+    """
+    changed: Any = data
+    if ANY in tree.children:
+        changed = _walk(data, (tree,), path, apply)
+    else:
+        for name, below in tree.children.items():
+            if name not in data:
+                continue
+            child = data[name]
+            here = f"{path}.{name}" if path else name
+            pattern = below.pattern
+            after = _walk(child, (below,), here, apply) if pattern is None else apply(child, pattern, here)
+            if after is not child:
+                if changed is data:
+                    changed = dict(data)
+                changed[name] = after
+    found: dict[str, Json] = changed
+    return found
 
 
 def _walk(value: Json, nodes: Sequence[Node], path: str, apply: Change) -> Json:
     if type(value) is dict or isinstance(value, Mapping):
         if len(nodes) == 1 and ANY not in nodes[0].children:
-            return _walk_named(value, nodes[0], path, apply)
+            return change(value, nodes[0], apply, path)
         places: Iterable[tuple[str, Json]] = value.items()
     elif isinstance(value, list | tuple):
         places = ((str(index), item) for index, item in enumerate(value))
@@ -101,24 +118,6 @@ def _walk(value: Json, nodes: Sequence[Node], path: str, apply: Change) -> Json:
     if isinstance(value, Mapping):
         return {name: new.get(name, child) for name, child in value.items()}
     return [new.get(str(index), item) for index, item in enumerate(value)]
-
-
-def _walk_named(value: Mapping[str, Json], node: Node, path: str, apply: Change) -> Json:
-    """As the walk, where only named keys are looked for: these are asked for, and no other is looked at."""
-    new: dict[str, Json] = {}
-    for name, below in node.children.items():
-        if name not in value:
-            continue
-        child = value[name]
-        here = f"{path}.{name}" if path else name
-        after = (
-            _walk(child, (below,), here, apply)
-            if below.pattern is None
-            else apply(child, below.pattern, here)
-        )
-        if after is not child:
-            new[name] = after
-    return {**value, **new} if new else value
 
 
 class SensitiveMap:

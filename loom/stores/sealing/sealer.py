@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import is_
 from typing import TYPE_CHECKING, Final
 
@@ -31,21 +31,61 @@ AFTER_ERASURE: Final = frozenset(
 """Kinds that an erased execution may still get: with its keys gone, their sensitive fields are erased at birth."""
 
 
-@dataclass(slots=True)
-class _Given:
-    """What one call goes by: the subjects of chains, keys asked for with uses enough for all of it, and who was erased."""
-
-    subjects: dict[str, str]
-    keys: dict[str, DataKey] = field(default_factory=dict)
-    erased: dict[str, PayloadShreddedError] = field(default_factory=dict)
-
-
 class _Missing(Exception):  # noqa: N818 - a signal between the parts of a sealer
     """A chain's subject, or a subject's key, has to be asked for."""
 
     def __init__(self, chain_id: str, subject: str | None) -> None:
         super().__init__()
         self.chain_id, self.subject = chain_id, subject
+
+
+class _Pass:
+    """One call's way through its appends: the event it is at, and what was asked for on the way.
+
+    ``starts`` are the logs that it begins, ``subjects`` what their first events tell of whose chains are. ``keys`` bear
+    uses enough for all of the call.
+    """
+
+    __slots__ = (
+        "_nonces",
+        "_ring",
+        "cipher",
+        "covers",
+        "erased",
+        "event",
+        "keys",
+        "sequence",
+        "starts",
+        "stream_id",
+        "subject",
+        "subjects",
+    )
+
+    event: NewEvent
+    covers: list[str]
+
+    def __init__(self, ring: KeyRing, nonces: NonceSource, starts: list[Start]) -> None:
+        self._ring, self._nonces = ring, nonces
+        self.starts = {stream_id for stream_id, _ in starts}
+        self.subjects = named_by(starts) if starts else {}
+        self.keys: dict[str, DataKey] = {}
+        self.erased: dict[str, PayloadShreddedError] = {}
+        self.stream_id, self.subject, self.sequence = "", None, None
+        self.cipher: str | None = None
+
+    stream_id: str
+    subject: str | None
+    sequence: int | None
+
+    def seal(self, value: Json, pattern: str, path: str) -> Json:
+        """Seal one value of the event; raises as ``KeyRing.use``."""
+        if value is None or (self.cipher is not None and not _is_bare(value, self.cipher)):
+            return value
+        subject = self.subject
+        key = self.keys[subject] if subject in self.keys else self._ring.use(subject)
+        self.covers.append(pattern)
+        place = NoncePlace(self.stream_id, self.sequence, self.event.id, path)
+        return seal_value(key, value, self._nonces(place))
 
 
 class Sealer:
@@ -70,37 +110,49 @@ class Sealer:
         starts: list[Start] = []
         for append in appends:
             _gather_starts(append, starts)
-        given = _Given(named_by(starts) if starts else {})
+        way = _Pass(self._ring, self._nonces, starts)
+        if starts and len(appends) == 1:
+            # Most executions are their own subject, whose key has to be made: no use in trying first.
+            await self._foresee(appends[0], way)
         while True:
             try:
-                return [self._append(append, given) for append in appends], starts
+                return [self._append(append, way) for append in appends], starts
             except _Missing as missing:
                 asked = missing
-            await self._ask(asked, appends, given)
+            await self._ask(asked.chain_id, asked.subject, appends, way)
 
-    async def _ask(self, missing: _Missing, appends: Sequence[StreamAppend], given: _Given) -> None:
-        subject = missing.subject
+    async def _foresee(self, append: StreamAppend, way: _Pass) -> None:
+        subject = self._subject(append.stream_id, way)
+        if subject is not None and self._ring.peek(subject) is None and self._uses(append, subject, way):
+            await self._ask(append.stream_id, subject, (append,), way)
+
+    async def _ask(
+        self, chain_id: str, subject: str | None, appends: Sequence[StreamAppend], way: _Pass
+    ) -> None:
         if subject is None:
-            given.subjects[missing.chain_id] = await self._subjects.of(missing.chain_id)
+            way.subjects[chain_id] = await self._subjects.of(chain_id)
             return
-        uses = sum(self._uses(append, subject, given) for append in appends)
+        uses = sum(self._uses(append, subject, way) for append in appends)
         try:
-            given.keys[subject] = await self._ring.sealing(subject, uses)
+            way.keys[subject] = await self._ring.sealing(subject, uses)
         except PayloadShreddedError as erased:
-            given.erased[subject] = erased
+            way.erased[subject] = erased
 
-    def _uses(self, append: StreamAppend, subject: str, given: _Given) -> int:
+    def _uses(self, append: StreamAppend, subject: str, way: _Pass) -> int:
         """How many values of the subject an append still has to seal."""
         uses = 0
-        for event in append.events:
-            tree = self._sensitive.tree(event.type)
-            if tree is not None and self._subject(append.stream_id, event, given) == subject:
-                uses += _count_bare(event, tree)
-        bodies = (out.body for out in append.outgoing if isinstance(out.body, StreamAppend))
-        return uses + sum(self._uses(body, subject, given) for body in bodies)
+        if self._subject(append.stream_id, way) == subject:
+            for event in append.events:
+                tree = self._sensitive.tree(event.type)
+                uses += 0 if tree is None else _count_bare(event, tree)
+        for out in append.outgoing:
+            if isinstance(out.body, StreamAppend):
+                uses += self._uses(out.body, subject, way)
+        return uses
 
-    def _append(self, append: StreamAppend, given: _Given) -> StreamAppend:
+    def _append(self, append: StreamAppend, way: _Pass) -> StreamAppend:
         stream_id = append.stream_id
+        subject = self._subject(stream_id, way)
         place = None
         if append.expected_head is not None:
             place = append.expected_head + 1
@@ -108,13 +160,14 @@ class Sealer:
             place = append.observation.head + 1
         events, changed = [], False
         for event in append.events:
-            sealed = self._event(stream_id, place, event, given)
+            way.stream_id, way.subject, way.sequence = stream_id, subject, place
+            sealed = self._event(event, way)
             changed = changed or sealed is not event
             events.append(sealed)
             place = None if place is None else place + 1
         outgoing = append.outgoing
         if outgoing:
-            outgoing = tuple([self._outgoing(out, given) for out in outgoing])
+            outgoing = tuple([self._outgoing(out, way) for out in outgoing])
             changed = changed or not all(map(is_, outgoing, append.outgoing))
         if not changed:
             return append
@@ -129,49 +182,38 @@ class Sealer:
             outgoing,
         )
 
-    def _outgoing(self, outgoing: Outgoing, given: _Given) -> Outgoing:
+    def _outgoing(self, outgoing: Outgoing, way: _Pass) -> Outgoing:
         if not isinstance(outgoing.body, StreamAppend):
             return outgoing
-        body = self._append(outgoing.body, given)
+        body = self._append(outgoing.body, way)
         return outgoing if body is outgoing.body else replace(outgoing, body=body)
 
-    def _event(self, stream_id: str, sequence: int | None, event: NewEvent, given: _Given) -> NewEvent:
-        tree = self._sensitive.tree(event.type)
-        if tree is None or "quarantine" in event.metadata:
+    def _event(self, event: NewEvent, way: _Pass) -> NewEvent:
+        tree, metadata = self._sensitive.tree(event.type), event.metadata
+        if tree is None or "quarantine" in metadata:
             # The copy of a held message is what was stored, byte for byte.
             return event
-        metadata = event.metadata
-        cipher = _cipher_before(event)
-        subject = self._subject(stream_id, event, given)
-        covers: list[str] = []
-
-        def seal(value: Json, pattern: str, path: str) -> Json:
-            if value is None or (cipher is not None and not _is_bare(value, cipher)):
-                return value
-            covers.append(pattern)
-            key = given.keys.get(subject) if subject is not None and given.keys else None
-            if key is None:
-                key = self._ring.use(subject)
-            return seal_value(key, value, self._nonces(NoncePlace(stream_id, sequence, event.id, path)))
-
-        if given.erased and subject in given.erased:
-            return _after(given.erased[subject], event, tree)
+        if way.erased and way.subject in way.erased:
+            return _after(way.erased[way.subject], event, tree)
+        marked = SEAL in metadata
+        way.event, way.cipher = event, _cipher_before(event) if marked else None
+        covers = way.covers = []
         try:
-            data = change(event.data, tree, seal)
+            data = change(event.data, tree, way.seal)
         except NotAtHand:
-            raise _Missing(routing_id(stream_id), subject) from None
+            raise _Missing(routing_id(way.stream_id), way.subject) from None
         if not covers:
             return event
-        if len(covers) > 1 or SEAL in metadata:
+        if marked or len(covers) > 1:
             covers = sorted({*_covers_before(event), *covers})
-        marker = written_marker(CIPHER, tuple(covers))
-        return NewEvent(event.id, event.type, data, {**metadata, SEAL: marker})
+        return NewEvent(event.id, event.type, data, {**metadata, SEAL: written_marker(CIPHER, tuple(covers))})
 
-    def _subject(self, stream_id: str, event: NewEvent, given: _Given) -> str | None:
-        if is_start(stream_id, event):
-            return given.subjects[stream_id]
-        chain = routing_id(stream_id)
-        return self._subjects.peek(chain) or given.subjects.get(chain)
+    def _subject(self, stream_id: str, way: _Pass) -> str | None:
+        """Whose key seals a stream: as its own first event says, if that is sealed in this call; None: to be asked for."""
+        if stream_id in way.starts:
+            return way.subjects[stream_id]
+        known = self._subjects.peek(stream_id)
+        return way.subjects.get(routing_id(stream_id)) if known is None and way.subjects else known
 
 
 def _gather_starts(append: StreamAppend, starts: list[Start]) -> None:
