@@ -136,18 +136,18 @@ class EncryptingEventStore:
         Raises:
             what ``Sealer.seal`` raises, beside what the contract says.
         """
-        sealed, starts = await self._sealer.seal((append,))
+        sealed, named = await self._sealer.seal((append,))
         appended = await self._inner.append(sealed[0], deadline_ms=deadline_ms)
-        self._subjects.learn(starts)
+        self._subjects.learn(named)
         return appended
 
     async def append_many(
         self, appends: Sequence[StreamAppend], *, deadline_ms: int | None = None
     ) -> list[Appended]:
         """See :meth:`loom.stores.contracts.EventStore.append_many`; raises as ``append``."""
-        sealed, starts = await self._sealer.seal(appends)
+        sealed, named = await self._sealer.seal(appends)
         appended = await self._inner.append_many(sealed, deadline_ms=deadline_ms)
-        self._subjects.learn(starts)
+        self._subjects.learn(named)
         return appended
 
     # -- opening -------------------------------------------------------------------------------------------------

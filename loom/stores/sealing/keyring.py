@@ -22,6 +22,9 @@ FRESH_S: Final = 0.5
 AHEAD_S: Final = FRESH_S / 4
 """A key that is used with less than this left is asked for again, so that nobody has to wait for it."""
 
+KEPT_S: Final = 2.0
+"""How long a stale key is kept for what is still charged to it."""
+
 MAX_SUBJECTS: Final = 16_384
 USES_PER_CHARGE: Final = 4096
 """Seals charged at once to a key; what a process leaves unused when it ends is lost to nobody."""
@@ -171,11 +174,19 @@ class KeyRing:
         return keys
 
     def _keep(self, subject: str, keys: KeySet) -> _Held:
-        held = self._held.get(subject)
+        now, held = self._now(), self._held.get(subject)
         if held is None:
             held = self._held[subject] = _Held(keys, 0.0)
-            if len(self._held) > MAX_SUBJECTS:
-                self._held.popitem(last=False)
-        self._held.move_to_end(subject)
-        held.renew(keys, self._now() + FRESH_S)
+            self._let_go(now)
+        else:
+            self._held.move_to_end(subject)
+        held.renew(keys, now + FRESH_S)
         return held
+
+    def _let_go(self, now: float) -> None:
+        """Of most subjects, each one execution, there is no further use: they go, the longest unasked for first."""
+        while len(self._held) > 1:
+            subject, oldest = next(iter(self._held.items()))
+            if len(self._held) <= MAX_SUBJECTS and oldest.until + KEPT_S > now:
+                return
+            del self._held[subject]

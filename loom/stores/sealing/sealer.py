@@ -17,7 +17,7 @@ from loom.stores.sealing.keyring import NotAtHand
 from loom.stores.sealing.marker import SEAL, read_marker, written_marker
 from loom.stores.sealing.nonces import NoncePlace, NonceSource
 from loom.stores.sealing.paths import Node, SensitiveMap, change
-from loom.stores.sealing.subjects import Start, Subjects, is_start, named_by
+from loom.stores.sealing.subjects import Named, Start, Subjects, is_start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +31,9 @@ AFTER_ERASURE: Final = frozenset(
 """Kinds that an erased execution may still get: with its keys gone, their sensitive fields are erased at birth."""
 
 
+_NOTHING: Final = Named(())
+
+
 class _Missing(Exception):  # noqa: N818 - a signal between the parts of a sealer
     """A chain's subject, or a subject's key, has to be asked for."""
 
@@ -42,32 +45,32 @@ class _Missing(Exception):  # noqa: N818 - a signal between the parts of a seale
 class _Pass:
     """One call's way through its appends: the event it is at, and what was asked for on the way.
 
-    ``starts`` are the logs that it begins, ``subjects`` what their first events tell of whose chains are. ``keys`` bear
-    uses enough for all of the call.
+    ``named`` is what first events among them tell of whose chains are, ``asked`` what had to be asked. ``keys`` bear uses
+    enough for all of the call.
     """
 
     __slots__ = (
         "_nonces",
         "_ring",
+        "asked",
         "cipher",
         "covers",
         "erased",
         "event",
         "keys",
+        "named",
         "sequence",
-        "starts",
         "stream_id",
         "subject",
-        "subjects",
     )
 
     event: NewEvent
     covers: list[str]
 
-    def __init__(self, ring: KeyRing, nonces: NonceSource, starts: list[Start]) -> None:
+    def __init__(self, ring: KeyRing, nonces: NonceSource, named: Named) -> None:
         self._ring, self._nonces = ring, nonces
-        self.starts = {stream_id for stream_id, _ in starts}
-        self.subjects = named_by(starts) if starts else {}
+        self.named = named
+        self.asked: dict[str, str] = {}
         self.keys: dict[str, DataKey] = {}
         self.erased: dict[str, PayloadShreddedError] = {}
         self.stream_id, self.subject, self.sequence = "", None, None
@@ -96,8 +99,8 @@ class Sealer:
     ) -> None:
         self._sensitive, self._ring, self._subjects, self._nonces = sensitive, ring, subjects, nonces
 
-    async def seal(self, appends: Sequence[StreamAppend]) -> tuple[list[StreamAppend], list[Start]]:
-        """Return what is to be stored, and the first events of logs among it, for ``Subjects`` once it is durable.
+    async def seal(self, appends: Sequence[StreamAppend]) -> tuple[list[StreamAppend], Named]:
+        """Return what is to be stored, and what first events among it tell ``Subjects`` once it is durable.
 
         With everything at hand nothing is waited for. Else it begins again with one subject or key more, so often at most
         as there are of them.
@@ -110,29 +113,31 @@ class Sealer:
         starts: list[Start] = []
         for append in appends:
             _gather_starts(append, starts)
-        way = _Pass(self._ring, self._nonces, starts)
-        if starts and len(appends) == 1:
+        named = Named(starts) if starts else _NOTHING
+        way = _Pass(self._ring, self._nonces, named)
+        if len(starts) == 1:
             # Most executions are their own subject, whose key has to be made: no use in trying first.
-            await self._foresee(appends[0], way)
+            ((chain_id, subject),) = named.own.items()
+            if self._ring.peek(subject) is None:
+                await self._ask(chain_id, subject, appends, way)
         while True:
             try:
-                return [self._append(append, way) for append in appends], starts
+                return [self._append(append, way) for append in appends], named
             except _Missing as missing:
                 asked = missing
             await self._ask(asked.chain_id, asked.subject, appends, way)
-
-    async def _foresee(self, append: StreamAppend, way: _Pass) -> None:
-        subject = self._subject(append.stream_id, way)
-        if subject is not None and self._ring.peek(subject) is None and self._uses(append, subject, way):
-            await self._ask(append.stream_id, subject, (append,), way)
 
     async def _ask(
         self, chain_id: str, subject: str | None, appends: Sequence[StreamAppend], way: _Pass
     ) -> None:
         if subject is None:
-            way.subjects[chain_id] = await self._subjects.of(chain_id)
+            way.asked[chain_id] = await self._subjects.of(chain_id)
             return
-        uses = sum(self._uses(append, subject, way) for append in appends)
+        uses = 0
+        for append in appends:
+            uses += self._uses(append, subject, way)
+        if uses == 0:
+            return
         try:
             way.keys[subject] = await self._ring.sealing(subject, uses)
         except PayloadShreddedError as erased:
@@ -210,10 +215,11 @@ class Sealer:
 
     def _subject(self, stream_id: str, way: _Pass) -> str | None:
         """Whose key seals a stream: as its own first event says, if that is sealed in this call; None: to be asked for."""
-        if stream_id in way.starts:
-            return way.subjects[stream_id]
-        known = self._subjects.peek(stream_id)
-        return way.subjects.get(routing_id(stream_id)) if known is None and way.subjects else known
+        own = way.named.own.get(stream_id) or self._subjects.peek(stream_id)
+        if own is not None:
+            return own
+        chain_id = routing_id(stream_id)
+        return way.named.subjects.get(chain_id) or way.asked.get(chain_id)
 
 
 def _gather_starts(append: StreamAppend, starts: list[Start]) -> None:

@@ -34,20 +34,23 @@ def is_start(stream_id: str, event: NewEvent | Envelope) -> bool:
     return event.type == Kind.EXECUTION_STARTED and stream_kind(stream_id) == "executions"
 
 
-def named_by(starts: Iterable[Start]) -> dict[str, str]:
-    """Subject by chain or execution, as first events tell: each its own, its chain's, and its parent's (inherited)."""
-    direct: dict[str, str] = {}
-    inherited: dict[str, str] = {}
-    for stream_id, event in starts:
-        subject = direct[stream_id] = subject_in(event.data, stream_id)
-        parent = event.data.get("parent")
-        for other in (
-            event.data.get("chainId"),
-            parent.get("chainId") if isinstance(parent, Mapping) else None,
-        ):
-            if isinstance(other, str):
-                inherited.setdefault(other, subject)
-    return inherited | direct
+class Named:
+    """What first events tell of whose chains are: ``subjects`` by chain or execution, ``own`` those whose first events they are.
+
+    Each tells of itself, of its chain, and of its parent's, whose subject it inherited; of others only the first to do so.
+    """
+
+    __slots__ = ("own", "subjects")
+
+    def __init__(self, starts: Sequence[Start]) -> None:
+        self.own = {stream_id: subject_in(event.data, stream_id) for stream_id, event in starts}
+        self.subjects = subjects = dict(self.own)
+        for stream_id, event in starts:
+            parent = event.data.get("parent")
+            chain = parent.get("chainId") if isinstance(parent, Mapping) else None
+            for other in (event.data.get("chainId"), chain):
+                if other not in subjects and isinstance(other, str):
+                    subjects[other] = self.own[stream_id]
 
 
 class Subjects:
@@ -76,13 +79,10 @@ class Subjects:
             self.note(first)
         return self._known.get(owner, owner)
 
-    def learn(self, starts: Sequence[Start]) -> None:
+    def learn(self, named: Named) -> None:
         """Remember what durable first events tell. What one tells of others gives way to what they say themselves."""
-        if not starts:
-            return
-        own = {stream_id for stream_id, _ in starts}
-        for stream_id, subject in named_by(starts).items():
-            if stream_id in own or stream_id not in self._known:
+        for stream_id, subject in named.subjects.items():
+            if stream_id in named.own or stream_id not in self._known:
                 self._known[stream_id] = subject
                 if len(self._known) > MAX_KNOWN:
                     self._known.popitem(last=False)
@@ -93,4 +93,4 @@ class Subjects:
             if envelope.sequence == 0 and is_start(envelope.stream_id, envelope):
                 stream_id = envelope.stream_id
                 if self._known.get(stream_id) != subject_in(envelope.data, stream_id):
-                    self.learn([(stream_id, envelope)])
+                    self.learn(Named([(stream_id, envelope)]))
