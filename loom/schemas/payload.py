@@ -34,8 +34,10 @@ def dump(value: Json, what: str = "payload") -> bytes:
     """
     try:
         raw = to_json(value)
-        if _may_be_unreadable(raw):
-            from_json(raw, allow_inf_nan=False)
+        if (len(raw) > _NESTED_LENGTH and _may_be_deep(raw)) or b"NaN" in raw or b"Infinity" in raw:
+            from_json(
+                raw, allow_inf_nan=False
+            )  # a trial, where depth, length or a constant makes a refusal possible
     except (ValueError, RecursionError):  # whose text may quote the value
         raise InvalidInputError(what, "it is no JSON that every reader can take", _REMEDY) from None
     return raw
@@ -82,14 +84,9 @@ def load_object(raw: bytes, what: str = "payload") -> dict[str, Json]:
     return value
 
 
-def _may_be_unreadable(raw: bytes) -> bool:
-    """Whether a reader might refuse it; asks for a trial only where depth, length or a constant makes it possible."""
-    length = len(raw)
-    if length > _NESTED_LENGTH and (
-        length > _LONG_LENGTH or raw.count(b"[") + raw.count(b"{") > MAX_JSON_DEPTH >> 1
-    ):
-        return True
-    return b"NaN" in raw or b"Infinity" in raw
+def _may_be_deep(raw: bytes) -> bool:
+    """Whether a reader might refuse it for its nesting, or for a number of more digits than it takes."""
+    return len(raw) > _LONG_LENGTH or raw.count(b"[") + raw.count(b"{") > MAX_JSON_DEPTH >> 1
 
 
 def _problem(error: BaseException) -> str:

@@ -18,7 +18,8 @@ from loom.schemas.quick import quick
 
 NONCE_BYTES: Final = 12
 
-_bits = Entropy(NONCE_BYTES)
+random_bits: Final = Entropy(NONCE_BYTES)
+"""As :func:`random_nonce`, for whoever need not say what for."""
 
 _RUNNERS: Final = ("PYTEST_CURRENT_TEST", "PYTEST_VERSION")
 _ENVIRONMENT: Final = "LOOM_ENV"
@@ -42,7 +43,7 @@ _branded: WeakSet[NonceSource] = WeakSet()
 
 def random_nonce(_place: NoncePlace) -> bytes:
     """Return 96 random bits of the operating system."""
-    return _bits()
+    return random_bits()
 
 
 def brand(source: NonceSource) -> NonceSource:

@@ -11,11 +11,11 @@ from loom.errors import InvalidInputError, PayloadShreddedError
 from loom.ids import routing_id
 from loom.kernel.guard import SEALED_KEY, SHREDDED_KEY, is_sealed_envelope
 from loom.schemas.envelope import Json, Kind, NewEvent
-from loom.stores.contracts import Outgoing, StreamAppend
+from loom.stores.contracts import NO_EVENTS, Outgoing, StreamAppend
 from loom.stores.sealing.cipher import CIPHER, seal_value
 from loom.stores.sealing.keyring import NotAtHand
 from loom.stores.sealing.marker import SEAL, read_marker, written_marker
-from loom.stores.sealing.nonces import NoncePlace, NonceSource
+from loom.stores.sealing.nonces import NoncePlace, NonceSource, random_bits, random_nonce
 from loom.stores.sealing.paths import Node, SensitiveMap, change
 from loom.stores.sealing.subjects import Named, Start, Subjects, is_start
 
@@ -87,8 +87,11 @@ class _Pass:
         subject = self.subject
         key = self.keys[subject] if subject in self.keys else self._ring.use(subject)
         self.covers.append(pattern)
-        place = NoncePlace(self.stream_id, self.sequence, self.event.id, path)
-        return seal_value(key, value, self._nonces(place))
+        if self._nonces is random_nonce:
+            nonce = random_bits()
+        else:
+            nonce = self._nonces(NoncePlace(self.stream_id, self.sequence, self.event.id, path))
+        return seal_value(key, value, nonce)
 
 
 class Sealer:
@@ -223,7 +226,8 @@ class Sealer:
 
 
 def _gather_starts(append: StreamAppend, starts: list[Start]) -> None:
-    starts += [(append.stream_id, event) for event in append.events if is_start(append.stream_id, event)]
+    if append.expected_head is None or append.expected_head == NO_EVENTS:
+        starts += [(append.stream_id, e) for e in append.events if is_start(append.stream_id, e)]
     for outgoing in append.outgoing:
         if isinstance(outgoing.body, StreamAppend):
             _gather_starts(outgoing.body, starts)

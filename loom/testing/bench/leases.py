@@ -21,9 +21,9 @@ MODES: Final = {
 COUNTED: Final = 1_000
 
 
-async def costs(bootstrap: str, redis_url: str, *, seconds: float) -> dict[str, Windows]:
+def costs(bootstrap: str, redis_url: str, *, seconds: float) -> dict[str, Windows]:
     """Each mode's windows (see :func:`take_turns`)."""
-    return await take_turns(bootstrap, redis_url, MODES, seconds=seconds)
+    return take_turns(bootstrap, redis_url, MODES, seconds=seconds)
 
 
 async def calls(bootstrap: str, redis_url: str) -> dict[str, int]:

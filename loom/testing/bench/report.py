@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import platform
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -140,7 +141,7 @@ def _memory(at: Where) -> list[Row]:
 
 
 def _sealing(at: Where) -> list[Row]:
-    found = asyncio.run(sealing.costs(at.bootstrap, at.redis_url, seconds=at.seconds))
+    found = sealing.costs(at.bootstrap, at.redis_url, seconds=at.seconds)
     median, best = sealing.walk_us()
     return [
         *_beside("one-step executions, {}", found, sealing.UNSEALED),
@@ -150,7 +151,7 @@ def _sealing(at: Where) -> list[Row]:
 
 def _leases(at: Where) -> list[Row]:
     calls = asyncio.run(leases.calls(at.bootstrap, at.redis_url))
-    found = asyncio.run(leases.costs(at.bootstrap, at.redis_url, seconds=at.seconds))
+    found = leases.costs(at.bootstrap, at.redis_url, seconds=at.seconds)
     return [
         *_beside("one-step executions, leases {}", found, leases.OFF),
         *(Row(f"calls of Redis for 1,000 executions, leases {mode}", f"{n:,}") for mode, n in calls.items()),
@@ -233,5 +234,5 @@ def _warm(at: Where) -> list[Row]:
 
 def _in_own_process(measure: Callable[[Where], list[Row]], where: Where) -> list[Row]:
     """Memory, garbage and threads of one measurement are none of the next."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply_async(measure, (where,)).get(LIMIT_S)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure, where).result(LIMIT_S)

@@ -27,7 +27,7 @@ SENSITIVE: Final = {
 }
 
 
-async def costs(bootstrap: str, redis_url: str, *, seconds: float) -> dict[str, Windows]:
+def costs(bootstrap: str, redis_url: str, *, seconds: float) -> dict[str, Windows]:
     """One-step executions unsealed, and with everything of them sealed, keys on Redis (see :func:`take_turns`)."""
     os.environ[KEK] = base64.b64encode(os.urandom(32)).decode()
     sealing: dict[str, Any] = {"keys": "redis", "kek": f"env:{KEK}", "sensitive": SENSITIVE}
@@ -36,7 +36,7 @@ async def costs(bootstrap: str, redis_url: str, *, seconds: float) -> dict[str, 
         "one subject": Mode({"sealing": sealing}, "bench"),
         "a subject each": Mode({"sealing": sealing}),
     }
-    return await take_turns(bootstrap, redis_url, modes, seconds=seconds)
+    return take_turns(bootstrap, redis_url, modes, seconds=seconds)
 
 
 def payload() -> list[dict[str, Any]]:

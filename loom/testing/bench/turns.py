@@ -1,4 +1,4 @@
-"""Modes of one engine side by side: they take turns in short windows of one process.
+"""Modes of one engine side by side: each in a process of its own, they take turns in short windows.
 
 What else the machine does meets each alike, and what a mode costs is judged turn by turn: a share of the mode beside it,
 with the interval in which its median lies (95 %, from the order of the shares alone).
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+import multiprocessing
 import statistics
 import time
-from contextlib import AsyncExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from loom.testing.bench.fleet import PAYLOAD, fleet, one_step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from multiprocessing.connection import Connection
 
     from loom.runtime import Runtime
 
@@ -26,6 +28,8 @@ WINDOW_S: Final = 1.0
 TURNS_A_SECOND: Final = 10
 """Turns for each second asked for: a share is known to a few percent only after some thirty."""
 WARM: Final = 1_000
+ANSWER_S: Final = 90.0
+"""A process that takes longer to begin, or for a window, has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +83,66 @@ class Windows:
         return [cpu_s / done * 1e6 for done, _, cpu_s in self.taken]
 
 
-async def take_turns(
+def take_turns(
     bootstrap: str, redis_url: str, modes: Mapping[str, Mode], *, seconds: float
 ) -> dict[str, Windows]:
     """One-step executions in every mode, ``TURNS_A_SECOND`` windows of each for each of ``seconds``."""
     found = {name: Windows() for name in modes}
-    async with AsyncExitStack() as stack:
-        runtimes = {
-            name: await stack.enter_async_context(
-                fleet(bootstrap, redis_url, partitions=2, node_id=f"bench-{number}", **mode.settings)
-            )
+    with ExitStack() as stack:
+        nodes = {
+            name: stack.enter_context(_node(bootstrap, redis_url, f"bench-{number}", mode))
             for number, (name, mode) in enumerate(modes.items())
         }
-        for name, runtime in runtimes.items():
-            await many(runtime, WARM, modes[name].subject)
-        order = list(runtimes)
+        order = list(nodes)
         for turn in range(max(2, round(seconds * TURNS_A_SECOND))):
             # Each follows each other as often as it goes before it.
             for name in order if turn % 2 else reversed(order):
-                found[name].taken.append(await _window(runtimes[name], modes[name].subject))
+                found[name].taken.append(nodes[name]())
     return found
+
+
+@contextmanager
+def _node(
+    bootstrap: str, redis_url: str, node_id: str, mode: Mode
+) -> Iterator[Callable[[], tuple[int, float, float]]]:
+    """A process with a node of its own, warm; what is yielded runs a window there."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, bootstrap, redis_url, node_id, mode), daemon=True)
+    process.start()
+    theirs.close()
+
+    def answer() -> Any:
+        if not ours.poll(ANSWER_S):
+            raise TimeoutError(f"the process of {node_id} does not answer")
+        return ours.recv()
+
+    def window() -> tuple[int, float, float]:
+        ours.send(True)
+        taken: tuple[int, float, float] = answer()
+        return taken
+
+    try:
+        answer()
+        yield window
+        ours.send(False)
+        process.join(ANSWER_S)
+    finally:
+        process.kill()
+        ours.close()
+
+
+def _serve(told: Connection, bootstrap: str, redis_url: str, node_id: str, mode: Mode) -> None:
+    """In a process of its own: make a node, say so, and run windows as they are asked for."""
+
+    async def serve() -> None:
+        async with fleet(bootstrap, redis_url, partitions=2, node_id=node_id, **mode.settings) as runtime:
+            await many(runtime, WARM, mode.subject)
+            told.send(None)
+            while await asyncio.to_thread(told.recv):
+                told.send(await _window(runtime, mode.subject))
+
+    asyncio.run(serve())
 
 
 async def many(runtime: Runtime, count: int, subject: str | None = None) -> None:
