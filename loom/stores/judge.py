@@ -84,19 +84,18 @@ class Staged:
     that it would not stand on committed state alone. Not thread-safe; ``base`` must not change meanwhile.
     """
 
-    __slots__ = ("_admit", "_base", "_events", "_root", "_rows", "_snapshots", "effects")
+    __slots__ = ("_base", "_events", "_root", "_rows", "_snapshots", "effects")
 
-    def __init__(self, base: View, admit: Admit | None = None) -> None:
+    def __init__(self, base: View) -> None:
         self._base = base
         self._root: View = base._root if isinstance(base, Staged) else base  # noqa: SLF001 - of the same class
-        self._admit = admit
         self._rows: dict[str, StreamRow] = {}
         self._events: dict[str, list[Envelope]] = {}
         self._snapshots: dict[str, int] = {}
         self.effects: list[Effect] = []
 
-    def judge(self, op: WriteOp, now_ms: int) -> Verdict:
-        """Decide ``op`` as of everything accepted so far; stage it if it is accepted.
+    def judge(self, op: WriteOp, now_ms: int, admit: Admit | None = None) -> Verdict:
+        """Decide ``op`` as of everything accepted so far; stage it if it is accepted, and ``admit`` does not refuse it.
 
         ``now_ms`` becomes the timestamp of its events, unless the stream is already later.
         """
@@ -106,9 +105,9 @@ class Staged:
         except LoomError as unreadable:  # a stream that the index has stopped
             return Rejected(unreadable)
         if isinstance(verdict, Accepted):
-            if self._admit is not None:
+            if admit is not None:
                 try:
-                    self._admit(verdict.effects)
+                    admit(verdict.effects)
                 except LoomError as refused:
                     return Rejected(refused)
             self._stage(draft)

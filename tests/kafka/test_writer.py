@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 from writers import append, event, streams, visible
@@ -324,3 +325,18 @@ async def test_an_abandoned_writer_begins_nothing_more(writers):
             await refused
     assert writer.stopped().stop_reason is StopReason.LOST
     assert streams(writers.bootstrap, writers.prefix) == {}
+
+
+async def test_a_transaction_that_is_over_leaves_nothing_for_the_collector(writers):
+    """What it held is freed with its last reference: else a busy writer's events pile up until they are collected."""
+    writer = writers.make("n1").serving()
+    await writer.write(append("s", 0))
+    gc.collect()
+    gc.disable()
+    try:
+        for at in range(40):
+            await asyncio.gather(*(writer.write(append(f"t{at}-{i}", 0, 5)) for i in range(10)))
+        assert len(writer.transactions) >= 40
+        assert gc.collect() < 40
+    finally:
+        gc.enable()

@@ -324,9 +324,8 @@ def test_what_is_admitted_is_decided_before_it_is_staged(world):
             if effect.envelope.id == "large":
                 raise PayloadTooLargeError(effect.envelope.stream_id, 2, 1)
 
-    world.staged = Staged(world.index, admit)
-    assert world.judge(app("a", -1, "0")).effects[0].encoded == b"x"
-    refused = world.judge(app("a", 0, "1", "large"))
+    assert world.staged.judge(app("a", -1, "0"), 1, admit).effects[0].encoded == b"x"
+    refused = world.staged.judge(app("a", 0, "1", "large"), 1, admit)
     assert isinstance(refused.error, PayloadTooLargeError)
     assert not refused.on_staged
     assert world.staged.row("a").head == 0

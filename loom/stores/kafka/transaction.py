@@ -67,7 +67,7 @@ class Transaction:
     """
 
     def __init__(self, view: View, records: Records, targets: PublishTargets, limits: Limits) -> None:
-        self.staged = Staged(view, self._admit)
+        self.staged = Staged(view)
         self._maker, self._targets, self._limits = records, targets, limits
         self.accepted: list[tuple[Pending, Accepted]] = []
         self.held: list[tuple[Pending, Repeated | Rejected]] = []
@@ -121,7 +121,7 @@ class Transaction:
 
     def _decide(self, pending: Pending, op: WriteOp, now_ms: int) -> Verdict:
         try:
-            return self.staged.judge(op, now_ms)
+            return self.staged.judge(op, now_ms, self._admit)
         except LoomError as error:  # a stream that is stopped, or a file that cannot be read
             return Rejected(error)
         except Exception as error:  # noqa: BLE001

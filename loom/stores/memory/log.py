@@ -193,8 +193,8 @@ class MemoryLog:
         )
 
     def _commit(self, op: WriteOp, appender: object) -> Verdict:
-        staged = Staged(self.index, self._admit)
-        verdict = staged.judge(op, self._clock())
+        staged = Staged(self.index)
+        verdict = staged.judge(op, self._clock(), self._admit)
         if isinstance(verdict, Accepted):
             self.index.apply(staged.effects)
             self._tell(staged.effects, appender)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from loom.runtime import Runtime
 
 CONCURRENCY: Final = 256
-WINDOW_S: Final = 1.0
-TURNS_A_SECOND: Final = 10
+WINDOW_S: Final = 3.0
+TURNS_A_SECOND: Final = 4
 """Turns for each second asked for: a share is known to a few percent only after some thirty."""
 WARM: Final = 1_000
 ANSWER_S: Final = 90.0
