@@ -7,6 +7,7 @@ may take their executions over. Evidence that cannot be read is no evidence: not
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Final
 
 from loom.errors import LoomError
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 BEATS_PER_TTL: Final = 3
 SOONER_S: Final = 0.25
+_NEVER: Final = (-math.inf, math.inf, -math.inf)
+_ALWAYS: Final = (math.inf, -math.inf, math.inf)
+"""When a row stands: until then on the monotonic clock, and between these on the wall clock."""
 
 
 class PresenceKeeper:
@@ -59,7 +63,7 @@ class PresenceKeeper:
         self._signals = signals
         self._details, self._covers = details, covers
         self._on_lapsed, self._on_regained, self._on_emptied = on_lapsed, on_regained, on_emptied
-        self._beat_at: tuple[float, float] | None = None
+        self._stands = _NEVER
         self._lapsed = True
         self._epoch: str | None = None
         self._monotonic, self._wall = surroundings.monotonic, surroundings.wall
@@ -75,13 +79,8 @@ class PresenceKeeper:
 
     def is_live(self) -> bool:
         """Whether this node's own row stands beyond doubt: only then may its runs act."""
-        if self._beat_at is None:
-            return False
-        if not self._stops:
-            return True
-        lasts_s = self._lasts_s
-        monotonic, wall = self._beat_at
-        return self._monotonic() - monotonic < lasts_s and abs(self._wall() - wall) < lasts_s
+        until, low, high = self._stands
+        return self._monotonic() < until and low < self._wall() < high
 
     @property
     def emptied(self) -> bool:
@@ -99,7 +98,7 @@ class PresenceKeeper:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        if leave and self._beat_at is not None:
+        if leave and self._stands is not _NEVER:
             try:
                 await self.calls.bounded(self._leases.leave(self._node), self._node)
             except (LoomError, TimeoutError) as error:
@@ -138,7 +137,11 @@ class PresenceKeeper:
             return
         if not self.is_live():
             self._lapse()  # it was doubted meanwhile, and what was held back then is not taken up by itself
-        self._beat_at = sent
+        if self._stops:
+            monotonic, wall = sent
+            self._stands = monotonic + self._lasts_s, wall - self._lasts_s, wall + self._lasts_s
+        else:
+            self._stands = _ALWAYS
         if self._lapsed:
             self._lapsed = False
             self._signals.settled(self._node)

@@ -447,7 +447,7 @@ async def test_a_beat_that_comes_back_late_lets_go_of_what_was_held_back(fleet):
         handle = await node.start(late)
         await until(lambda: handle.execution_id in node._engine.parked_runs, "the park")
         presence = node._presence
-        presence._beat_at = (-1e9, -1e9)  # as after a beat whose answer takes longer than the row lasts
+        presence._stands = (-1e9, -1e9, -1e9)  # as after a beat whose answer takes longer than the row lasts
         run = node._engine.runs[handle.execution_id]
         assert not node._engine.live()
         await presence._beat()
