@@ -10,6 +10,8 @@ from typing import Final, Protocol, runtime_checkable
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from loom.schemas.quick import quick
+
 MAX_KEY_USES: Final = 2**28
 """Seals that one key is charged with before it is rotated: long before the 2^32 random nonces that AES-GCM bears."""
 
@@ -32,6 +34,7 @@ class DataKey:
         return made
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class KeySet:
     """All versions of a subject's key, oldest first. The last one seals, each opens what it sealed."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from loom.entropy import Entropy
 from loom.errors import InvalidInputError, KeyUnavailableError, PayloadShreddedError
+from loom.schemas.quick import quick
 from loom.stores.keys.contract import MAX_KEY_USES, DataKey, KeySet
 from loom.stores.keys.wrapping import KEY_BYTES, KeyWrapper
 
@@ -21,6 +22,7 @@ _secret = Entropy(KEY_BYTES)
 _id = Entropy(12)
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class WrappedKey:
     """One version of a key as it rests; ``uses`` counts the seals charged to it."""
@@ -30,6 +32,7 @@ class WrappedKey:
     uses: int = 0
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class KeyRow:
     """What rests of a subject: its versions, oldest first; ``destroyed`` once they are gone for good."""
@@ -108,14 +111,17 @@ class WrappingKeyStore:
                 "uses of a key", f"{uses} is out of range", f"ask for 1 to {MAX_KEY_USES}"
             )
         _checked(subject)
-        made = await self._propose(uses)
-        return await self._sealing(subject, await self._rows.charge(subject, made[0], MAX_KEY_USES), made)
+        secret = _secret()
+        proposal = WrappedKey(self._ids(), await self._wrapper.wrap(secret), uses)
+        row = await self._rows.charge(subject, proposal, MAX_KEY_USES)
+        return await self._sealing(subject, row, proposal, secret)
 
     async def rotate(self, subject: str) -> KeySet:
         """See :meth:`loom.stores.keys.contract.KeyStore.rotate`."""
         _checked(subject)
-        made = await self._propose(0)
-        return await self._sealing(subject, await self._rows.push(subject, made[0]), made)
+        secret = _secret()
+        proposal = WrappedKey(self._ids(), await self._wrapper.wrap(secret))
+        return await self._sealing(subject, await self._rows.push(subject, proposal), proposal, secret)
 
     async def destroy(self, subject: str) -> bool:
         """See :meth:`loom.stores.keys.contract.KeyStore.destroy`."""
@@ -134,21 +140,19 @@ class WrappingKeyStore:
         """See :meth:`loom.stores.keys.contract.KeyStore.close`."""
         await self._rows.close()
 
-    async def _propose(self, uses: int) -> tuple[WrappedKey, bytes]:
-        secret = _secret()
-        return WrappedKey(self._ids(), await self._wrapper.wrap(secret), uses), secret
-
-    async def _sealing(self, subject: str, row: KeyRow, made: tuple[WrappedKey, bytes]) -> KeySet:
-        """Keys of a row; ``made`` was proposed for it, and need not be unwrapped where it became current."""
+    async def _sealing(self, subject: str, row: KeyRow, proposal: WrappedKey, secret: bytes) -> KeySet:
+        """Keys of a row; where the proposal became current, it need not be unwrapped."""
         if row.destroyed:
             raise PayloadShreddedError(subject)
-        last, (proposal, secret) = row.keys[-1], made
+        last = row.keys[-1]
         if last.id == proposal.id and last.wrapped == proposal.wrapped:
             current: DataKey | None = DataKey(last.id, secret)
         else:
             current = await self._unwrap(last)
         if current is None:
             raise KeyUnavailableError(subject)
+        if len(row.keys) == 1:
+            return KeySet(subject, (current,))
         older = [key for wrapped in row.keys[:-1] if (key := await self._unwrap(wrapped)) is not None]
         return KeySet(subject, (*older, current))
 
