@@ -159,10 +159,15 @@ async def park_many(runtime: Runtime, count: int) -> list[str]:
     await asyncio.gather(*map(some, shares))
     events: Any = runtime.stores.events
     async with asyncio.timeout(60):
-        for execution_id in ids:  # asked of the log: one that has left memory would be replayed to answer
-            while (await events.info(execution_id)).status != Kind.EXECUTION_SUSPENDED:  # noqa: ASYNC110 - nothing announces it
-                await asyncio.sleep(0.002)
+        while parked_logs(events, len(ids)) < len(ids):  # noqa: ASYNC110 - nothing announces a park
+            await asyncio.sleep(0.2)
     return ids
+
+
+def parked_logs(events: Any, most: int) -> int:
+    """How many logs of the shards that are written here rest parked: as the log says, for those too that left memory."""
+    logs = (info for shard in events.owned() for info in events.open_logs(shard, limit=2 * most))
+    return sum(info.status == Kind.EXECUTION_SUSPENDED for info in logs)
 
 
 async def is_parked(runtime: Runtime, execution_id: str) -> None:
