@@ -184,3 +184,27 @@ async def test_what_a_listener_does_not_want_is_not_opened(monkeypatch):
     assert opened == [0, 2]
     assert listener.of(log)[1].data["output"] == "clear"
     await bench.close()
+
+
+async def test_each_subject_of_many_appends_is_charged_once_for_what_it_seals(monkeypatch):
+    """One whose key is not at hand is asked for, and what was sealed before is sealed again: with nothing charged twice."""
+    monkeypatch.setattr(keyring, "USES_PER_CHARGE", 1)
+    bench = SealedBench()
+    logs = [bench.chain() for _ in range(3)]
+    keys = CountedKeys(bench.table)
+    store = bench.node(keys=keys)
+    await store.append_many([started(log, data_in="clear") for log in logs])
+    assert keys.asked == ["ensure"] * 3
+    assert [bench.table.rows[log].keys[-1].uses for log in logs] == [1, 1, 1]
+    for log in logs:
+        assert (await store.read(log))[0].data["input"] == "clear"
+        assert "clear" not in repr(await bench.raw().read(log))
+    await bench.close()
+
+
+async def test_a_start_in_which_nothing_is_sealed_makes_no_key():
+    bench = SealedBench(sensitive={})
+    keys = CountedKeys(bench.table)
+    await bench.node(keys=keys).append(started(bench.chain(), data_in="clear"))
+    assert keys.asked == []
+    await bench.close()

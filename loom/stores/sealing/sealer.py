@@ -20,7 +20,7 @@ from loom.stores.sealing.paths import Node, SensitiveMap, change
 from loom.stores.sealing.subjects import Named, Start, Subjects, is_start
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from loom.stores.keys.contract import DataKey
     from loom.stores.sealing.keyring import KeyRing
@@ -73,12 +73,10 @@ class _Pass:
         self.asked: dict[str, str] = {}
         self.keys: dict[str, DataKey] = {}
         self.erased: dict[str, PayloadShreddedError] = {}
-        self.stream_id, self.subject, self.sequence = "", None, None
+        self.stream_id = ""
+        self.subject: str | None = None
+        self.sequence: int | None = None
         self.cipher: str | None = None
-
-    stream_id: str
-    subject: str | None
-    sequence: int | None
 
     def seal(self, value: Json, pattern: str, path: str) -> Json:
         """Seal one value of the event; raises as ``KeyRing.use``."""
@@ -121,7 +119,7 @@ class Sealer:
         if len(starts) == 1:
             # Most executions are their own subject, whose key has to be made: no use in trying first.
             ((chain_id, subject),) = named.own.items()
-            if self._ring.peek(subject) is None:
+            if self._ring.peek(subject) is None and self._uses(appends, subject, way):
                 await self._ask(chain_id, subject, appends, way)
         while True:
             try:
@@ -136,26 +134,23 @@ class Sealer:
         if subject is None:
             way.asked[chain_id] = await self._subjects.of(chain_id)
             return
-        uses = 0
-        for append in appends:
-            uses += self._uses(append, subject, way)
-        if uses == 0:
-            return
         try:
-            way.keys[subject] = await self._ring.sealing(subject, uses)
+            # With it in hand, whatever the outcome, nobody is asked for this subject again.
+            way.keys[subject] = await self._ring.sealing(subject, max(1, self._uses(appends, subject, way)))
         except PayloadShreddedError as erased:
             way.erased[subject] = erased
 
-    def _uses(self, append: StreamAppend, subject: str, way: _Pass) -> int:
-        """How many values of the subject an append still has to seal."""
+    def _uses(self, appends: Iterable[StreamAppend], subject: str, way: _Pass) -> int:
+        """How many values of the subject appends still have to seal."""
         uses = 0
-        if self._subject(append.stream_id, way) == subject:
-            for event in append.events:
-                tree = self._sensitive.tree(event.type)
-                uses += 0 if tree is None else _count_bare(event, tree)
-        for out in append.outgoing:
-            if isinstance(out.body, StreamAppend):
-                uses += self._uses(out.body, subject, way)
+        for append in appends:
+            if self._subject(append.stream_id, way) == subject:
+                for event in append.events:
+                    tree = self._sensitive.tree(event.type)
+                    uses += 0 if tree is None else _count_bare(event, tree)
+            if append.outgoing:
+                bodies = [out.body for out in append.outgoing if isinstance(out.body, StreamAppend)]
+                uses += self._uses(bodies, subject, way)
         return uses
 
     def _append(self, append: StreamAppend, way: _Pass) -> StreamAppend:
