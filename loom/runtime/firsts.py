@@ -31,8 +31,6 @@ class Firsts:
         self._now = now
         self._open: OrderedDict[str, Envelope] = OrderedDict()
         self._sealed: OrderedDict[str, tuple[float, Envelope]] = OrderedDict()
-        self._none_before = 0.0
-        """Until then none of these has stood its time."""
 
     def get(self, execution_id: str) -> Envelope | None:
         """The first event, None where it is not known (any more)."""
@@ -69,12 +67,5 @@ class Firsts:
     def _expire(self) -> None:
         """Forget what stood its time; the oldest stand first."""
         now = self._now()
-        if now < self._none_before:
-            return
-        self._none_before = now + FRESH_S  # of what is remembered from now on
-        while self._sealed:
-            until = next(iter(self._sealed.values()))[0]
-            if until > now:
-                self._none_before = until
-                return
+        while self._sealed and next(iter(self._sealed.values()))[0] <= now:
             self._sealed.popitem(last=False)

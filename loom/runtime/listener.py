@@ -49,10 +49,10 @@ class Listener:
         self._on_gained, self._on_lost = on_gained, on_lost
 
     def committed(self, batch: Sequence[Committed]) -> None:
-        """See :meth:`loom.stores.contracts.CommitListener.committed`."""
+        """See :meth:`loom.stores.contracts.CommitListener.committed`; what it does not want never comes here."""
         if self._engine.closed:
             return
-        for committed in filter(self.wants, batch):
+        for committed in batch:
             if committed.stream_id.startswith(INBOX_PREFIX):
                 self._inbox(committed)
             else:

@@ -35,9 +35,8 @@ def dump(value: Json, what: str = "payload") -> bytes:
     try:
         raw = to_json(value)
         if (len(raw) > _NESTED_LENGTH and _may_be_deep(raw)) or b"NaN" in raw or b"Infinity" in raw:
-            from_json(
-                raw, allow_inf_nan=False
-            )  # a trial, where depth, length or a constant makes a refusal possible
+            # A trial, where depth, length or a constant makes a refusal possible.
+            from_json(raw, allow_inf_nan=False)
     except (ValueError, RecursionError):  # whose text may quote the value
         raise InvalidInputError(what, "it is no JSON that every reader can take", _REMEDY) from None
     return raw

@@ -29,7 +29,7 @@ def test_without_a_source_nonces_are_random():
     assert len(set(made)) == len(made)
     assert {len(nonce) for nonce in made} == {NONCE_BYTES}
     assert all(len({nonce[at] for nonce in made}) == 256 for at in range(NONCE_BYTES))
-    assert isinstance(nonces.random_bits, Entropy)
+    assert isinstance(nonces._bits, Entropy)
 
 
 def test_nothing_without_the_brand_is_taken():

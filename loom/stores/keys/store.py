@@ -111,17 +111,16 @@ class WrappingKeyStore:
                 "uses of a key", f"{uses} is out of range", f"ask for 1 to {MAX_KEY_USES}"
             )
         _checked(subject)
-        secret = _secret()
-        proposal = WrappedKey(self._ids(), await self._wrapper.wrap(secret), uses)
+        proposal, secret = await self._propose(uses)
         row = await self._rows.charge(subject, proposal, MAX_KEY_USES)
         return await self._sealing(subject, row, proposal, secret)
 
     async def rotate(self, subject: str) -> KeySet:
         """See :meth:`loom.stores.keys.contract.KeyStore.rotate`."""
         _checked(subject)
-        secret = _secret()
-        proposal = WrappedKey(self._ids(), await self._wrapper.wrap(secret))
-        return await self._sealing(subject, await self._rows.push(subject, proposal), proposal, secret)
+        proposal, secret = await self._propose(0)
+        row = await self._rows.push(subject, proposal)
+        return await self._sealing(subject, row, proposal, secret)
 
     async def destroy(self, subject: str) -> bool:
         """See :meth:`loom.stores.keys.contract.KeyStore.destroy`."""
@@ -140,6 +139,10 @@ class WrappingKeyStore:
         """See :meth:`loom.stores.keys.contract.KeyStore.close`."""
         await self._rows.close()
 
+    async def _propose(self, uses: int) -> tuple[WrappedKey, bytes]:
+        secret = _secret()
+        return WrappedKey(self._ids(), await self._wrapper.wrap(secret), uses), secret
+
     async def _sealing(self, subject: str, row: KeyRow, proposal: WrappedKey, secret: bytes) -> KeySet:
         """Keys of a row; where the proposal became current, it need not be unwrapped."""
         if row.destroyed:
@@ -151,8 +154,6 @@ class WrappingKeyStore:
             current = await self._unwrap(last)
         if current is None:
             raise KeyUnavailableError(subject)
-        if len(row.keys) == 1:
-            return KeySet(subject, (current,))
         older = [key for wrapped in row.keys[:-1] if (key := await self._unwrap(wrapped)) is not None]
         return KeySet(subject, (*older, current))
 

@@ -61,10 +61,8 @@ class OpeningListener:
         self._in_order(lambda: self._listener.lost(shard))
 
     def __getattr__(self, name: str) -> Any:
-        if name in {
-            "notified",
-            "wants",
-        }:  # may overtake: one only asks to look again, the other tells what it is of
+        if name in {"notified", "wants"}:
+            # May overtake: the one only asks to look again, the other is asked and tells nothing.
             return getattr(self._listener, name)
         raise AttributeError(name)
 

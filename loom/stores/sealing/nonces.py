@@ -18,8 +18,7 @@ from loom.schemas.quick import quick
 
 NONCE_BYTES: Final = 12
 
-random_bits: Final = Entropy(NONCE_BYTES)
-"""As :func:`random_nonce`, for whoever need not say what for."""
+_bits = Entropy(NONCE_BYTES)
 
 _RUNNERS: Final = ("PYTEST_CURRENT_TEST", "PYTEST_VERSION")
 _ENVIRONMENT: Final = "LOOM_ENV"
@@ -43,7 +42,7 @@ _branded: WeakSet[NonceSource] = WeakSet()
 
 def random_nonce(_place: NoncePlace) -> bytes:
     """Return 96 random bits of the operating system."""
-    return random_bits()
+    return _bits()
 
 
 def brand(source: NonceSource) -> NonceSource:

@@ -15,7 +15,7 @@ from loom.stores.contracts import NO_EVENTS, Outgoing, StreamAppend
 from loom.stores.sealing.cipher import CIPHER, seal_value
 from loom.stores.sealing.keyring import NotAtHand
 from loom.stores.sealing.marker import SEAL, read_marker, written_marker
-from loom.stores.sealing.nonces import NoncePlace, NonceSource, random_bits, random_nonce
+from loom.stores.sealing.nonces import NoncePlace, NonceSource
 from loom.stores.sealing.paths import Node, SensitiveMap, change
 from loom.stores.sealing.subjects import Named, Start, Subjects, is_start
 
@@ -85,11 +85,8 @@ class _Pass:
         subject = self.subject
         key = self.keys[subject] if subject in self.keys else self._ring.use(subject)
         self.covers.append(pattern)
-        if self._nonces is random_nonce:
-            nonce = random_bits()
-        else:
-            nonce = self._nonces(NoncePlace(self.stream_id, self.sequence, self.event.id, path))
-        return seal_value(key, value, nonce)
+        place = NoncePlace(self.stream_id, self.sequence, self.event.id, path)
+        return seal_value(key, value, self._nonces(place))
 
 
 class Sealer:
@@ -154,36 +151,26 @@ class Sealer:
         return uses
 
     def _append(self, append: StreamAppend, way: _Pass) -> StreamAppend:
-        stream_id = append.stream_id
-        subject = self._subject(stream_id, way)
-        place = None
+        way.stream_id, way.subject = append.stream_id, self._subject(append.stream_id, way)
+        way.sequence = None
         if append.expected_head is not None:
-            place = append.expected_head + 1
+            way.sequence = append.expected_head + 1
         elif append.observation is not None:
-            place = append.observation.head + 1
+            way.sequence = append.observation.head + 1
         events, changed = [], False
         for event in append.events:
-            way.stream_id, way.subject, way.sequence = stream_id, subject, place
             sealed = self._event(event, way)
             changed = changed or sealed is not event
             events.append(sealed)
-            place = None if place is None else place + 1
+            if way.sequence is not None:
+                way.sequence += 1
         outgoing = append.outgoing
         if outgoing:
             outgoing = tuple([self._outgoing(out, way) for out in outgoing])
             changed = changed or not all(map(is_, outgoing, append.outgoing))
         if not changed:
             return append
-        return StreamAppend(
-            stream_id,
-            tuple(events),
-            append.expected_head,
-            append.fence,
-            append.observation,
-            append.backlog_cap,
-            append.consumed,
-            outgoing,
-        )
+        return replace(append, events=tuple(events), outgoing=outgoing)
 
     def _outgoing(self, outgoing: Outgoing, way: _Pass) -> Outgoing:
         if not isinstance(outgoing.body, StreamAppend):
@@ -196,10 +183,9 @@ class Sealer:
         if tree is None or "quarantine" in metadata:
             # The copy of a held message is what was stored, byte for byte.
             return event
-        if way.erased and way.subject in way.erased:
+        if way.subject in way.erased:
             return _after(way.erased[way.subject], event, tree)
-        marked = SEAL in metadata
-        way.event, way.cipher = event, _cipher_before(event) if marked else None
+        way.event, way.cipher = event, _cipher_before(event)
         covers = way.covers = []
         try:
             data = change(event.data, tree, way.seal)
@@ -207,7 +193,7 @@ class Sealer:
             raise _Missing(routing_id(way.stream_id), way.subject) from None
         if not covers:
             return event
-        if marked or len(covers) > 1:
+        if SEAL in metadata or len(covers) > 1:
             covers = sorted({*_covers_before(event), *covers})
         return NewEvent(event.id, event.type, data, {**metadata, SEAL: written_marker(CIPHER, tuple(covers))})
 

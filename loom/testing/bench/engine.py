@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 WARM_S: Final = 1.5
 AT_ONCE: Final = 256
+MOST_LOGS: Final = 1_000_000
 CHECKPOINT_S: Final = 10.0
 """In that time a node that serves has written its first checkpoint."""
 
@@ -148,26 +149,24 @@ async def steps(bootstrap: str, redis_url: str | None, *, count: int, **settings
         return time.perf_counter() - began
 
 
-async def park_many(runtime: Runtime, count: int) -> list[str]:
-    """Start executions that park, ``AT_ONCE`` at a time; return their ids once all are parked."""
-    ids: list[str] = []
+async def park_many(runtime: Runtime, count: int) -> None:
+    """Start executions that park, ``AT_ONCE`` at a time; return once all are parked."""
 
     async def some(number: int) -> None:
-        ids.extend([(await runtime.start(parked, PAYLOAD)).execution_id for _ in range(number)])
+        for _ in range(number):
+            await runtime.start(parked, PAYLOAD)
 
     shares = [count // AT_ONCE + (share < count % AT_ONCE) for share in range(AT_ONCE)]
     await asyncio.gather(*map(some, shares))
-    events: Any = runtime.stores.events
     async with asyncio.timeout(60):
-        while parked_logs(events, len(ids)) < len(ids):  # noqa: ASYNC110 - nothing announces a park
+        while not all_parked(runtime.stores.events):  # noqa: ASYNC110 - nothing announces a park
             await asyncio.sleep(0.2)
-    return ids
 
 
-def parked_logs(events: Any, most: int) -> int:
-    """How many logs of the shards that are written here rest parked: as the log says, for those too that left memory."""
-    logs = (info for shard in events.owned() for info in events.open_logs(shard, limit=2 * most))
-    return sum(info.status == Kind.EXECUTION_SUSPENDED for info in logs)
+def all_parked(events: Any) -> bool:
+    """Whether every open log of the shards that are written here rests: as the log says, for those too that left memory."""
+    logs = (info for shard in events.owned() for info in events.open_logs(shard, limit=MOST_LOGS))
+    return all(info.status == Kind.EXECUTION_SUSPENDED for info in logs)
 
 
 async def is_parked(runtime: Runtime, execution_id: str) -> None:

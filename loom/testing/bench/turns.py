@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CONCURRENCY: Final = 256
 WINDOW_S: Final = 3.0
 TURNS_A_SECOND: Final = 4
-"""Turns for each second asked for: a share is known to a few percent only after some thirty."""
+"""Turns for each second asked for: a share is known to a few percent only after some twenty."""
 WARM: Final = 1_000
 ANSWER_S: Final = 90.0
 """A process that takes longer to begin, or for a window, has failed."""
