@@ -114,10 +114,12 @@ class TimerService(Background):
         engine = self._engine
         try:
             if self._blocked(row):
-                if row.kind == "timer" and engine.backoff.refused(row.execution_id):
+                refused = engine.backoff.refused(row.execution_id)
+                if refused:
                     # It is due: whoever can open it need not wait until this node tries again.
                     engine.driving.leave_inbox_row(row.execution_id, "refusal")
-                await self._wakes.claim(row, engine.node, CLAIM_MS)
+                if row.kind == "timer" or not refused:  # else it is that very row, which no claim may hide
+                    await self._wakes.claim(row, engine.node, CLAIM_MS)
                 return
             if not await self._wakes.claim(row, engine.node, CLAIM_MS):
                 return

@@ -9,9 +9,10 @@ from mixed import ALICE, KINDS, SECRET, SENSITIVE, Fleet, Trouble, seen, two_hal
 
 from loom import ExecutionDeniedError, child, flow
 from loom.operator import is_sealed_unreadable
+from loom.runtime.driving import INBOX_ROW_AT
 from loom.schemas.codec import decode_envelope
 from loom.schemas.envelope import EVENT_SCHEMA, Kind, NewEvent
-from loom.stores.contracts import StreamAppend
+from loom.stores.contracts import StreamAppend, WakeRow
 from loom.stores.keys.memory import MemoryKeyStore
 from loom.stores.sealing.encrypting import EncryptingEventStore
 from loom.testing.runtime import until
@@ -137,6 +138,27 @@ async def test_a_rebuild_of_alarms_leaves_what_it_cannot_open_to_others_and_goes
         rows = lambda i: {slot.row.kind for key, slot in mixed.fleet.wakes.slots.items() if key[0] == i}  # noqa: E731
         await until(lambda: "refusal" in rows("x"), "the row of what was refused")
         assert any(is_sealed_unreadable(error) for error, about in trouble.errors if about == "x")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_reaches_an_owner_in_the_midst_of_its_back_off_goes_to_one_that_can(mixed, kind):
+    """A row for the owner alone: it was left by a wake that failed, or when a message was let go (simulation, seed 4078)."""
+    async with node(mixed, "capable", owned=True) as first:
+        await first.start(keeps, SECRET, execution_id="x", subject="s", principal=ALICE)
+        await until(lambda: "x" in first._engine.parked_runs, "the park")
+    async with node(mixed, "capable", owned=False) as client:
+        await client.send("x", "go", "-z", principal=ALICE)
+    async with node(mixed, kind, owned=True) as owner:
+        backoff = owner._engine.backoff
+        await until(lambda: ("x", INBOX_ROW_AT) in mixed.fleet.wakes.slots, "the refusal")
+        for _ in range(8):
+            backoff.failed("x", refused=True)
+        await owner._engine.wakes.clear("x")
+        await owner._engine.wakes.schedule([WakeRow("x", INBOX_ROW_AT, "inbox")])
+        async with node(mixed, "capable", owned=False):
+            await until(lambda: types_of(mixed, "x")[-1] == Kind.EXECUTION_COMPLETED, "the end", 20)
+        assert backoff.blocked("x")
+    assert writers(mixed) == {"capable"}
 
 
 # -- chains --------------------------------------------------------------------------------------------------------
