@@ -9,7 +9,7 @@ from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 import pytest
 
 from loom.schemas import Envelope, NewEvent
-from loom.schemas.quick import quick
+from loom.schemas.quick import changer, quick
 from loom.stores.contracts import StreamAppend
 
 
@@ -56,3 +56,35 @@ def test_what_is_no_plain_frozen_slotted_dataclass_is_refused():
     for cls in (Checks, Named, Open, int):
         with pytest.raises(TypeError):
             quick(cls)
+
+
+def test_a_field_that_is_not_taken_starts_with_its_default():
+    @quick
+    @dataclass(frozen=True, slots=True)
+    class Kept:
+        a: int
+        made: str | None = field(default=None, init=False)
+
+    assert (Kept(1).a, Kept(1).made) == (1, None)
+    with pytest.raises(TypeError):
+        Kept(1, "x")
+
+
+def test_a_changer_changes_its_fields_and_keeps_all_others():
+    append = StreamAppend("s", (), 4, 5, None, 7, (("x", 1),), ())
+    event = NewEvent("a", "KIND", {})
+    assert changer(StreamAppend, "events", "fence")(append, (event,), 9) == replace(
+        append, events=(event,), fence=9
+    )
+    assert append.fence == 5
+
+
+def test_a_changer_of_no_field_or_of_one_that_is_not_taken_is_refused():
+    @dataclass(frozen=True)
+    class Made:
+        a: int
+        b: int = field(default=0, init=False)
+
+    for cls, name in ((StreamAppend, "other"), (Made, "a")):
+        with pytest.raises(TypeError):
+            changer(cls, name)

@@ -107,6 +107,33 @@ async def test_an_older_kek_unwraps_and_the_first_one_wraps():
         assert await both.unwrap(broken) is None
 
 
+class Counting:
+    """A wrapper whose every call is told, as one of a service would be."""
+
+    def __init__(self, ahead):
+        self.ahead, self.calls, self.inner = ahead, 0, random_wrapper()
+
+    async def wrap(self, key):
+        self.calls += 1
+        await asyncio.sleep(0)
+        return await self.inner.wrap(key)
+
+    async def unwrap(self, wrapped):
+        return await self.inner.unwrap(wrapped)
+
+
+@pytest.mark.parametrize("ahead", [1, 8])
+async def test_no_two_subjects_get_a_key_that_was_made_ahead(ahead):
+    wrapper = Counting(ahead)
+    store = MemoryKeyStore(KeyTable(), wrapper)
+    sets = await asyncio.gather(*(store.ensure(f"s{i}") for i in range(40)))
+    sets += [await store.ensure(f"t{i}") for i in range(40)]
+    assert len({keys.current.secret for keys in sets}) == len({keys.current.id for keys in sets}) == 80
+    assert [(await store.get(keys.subject)).current for keys in sets] == [keys.current for keys in sets]
+    if ahead == 1:
+        assert wrapper.calls == 80, "a service is asked for no key that nobody wants"
+
+
 async def test_a_kek_comes_from_a_variable_or_a_file(monkeypatch, tmp_path):
     text = _kek()
     monkeypatch.setenv("SOME_KEK", text)

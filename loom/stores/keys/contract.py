@@ -16,6 +16,7 @@ MAX_KEY_USES: Final = 2**28
 """Seals that one key is charged with before it is rotated: long before the 2^32 random nonces that AES-GCM bears."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class DataKey:
     """One version of a subject's key: an opaque id, which stands beside what it sealed, and 32 bytes that never print."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Final
 
+from pydantic_core import from_json, to_json
+
 from loom.ids import IdSource, ulid
 from loom.stores.keys.file import load_row
 from loom.stores.keys.store import KeyRow, WrappedKey, WrappingKeyStore
@@ -30,29 +32,31 @@ def _script(name: str, source: str) -> Script:
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
-# KEYS: rows (hash: subject -> row). ARGV, for each: subject, key id, wrapped key, uses, limit (-1: always a new version).
-# A row that is the proposal alone is answered by nothing: whoever proposed it knows it.
+# KEYS: rows (hash: subject -> row). ARGV: a JSON list of [subject, key id, wrapped key, uses, limit (-1: always a new
+# version)]. Answered is a JSON list of rows; one that is the proposal alone is '': whoever proposed it knows it. One word each
+# way costs this process less than five and one for each.
 _CHARGE: Final = _script(
     "charge keys",
     """
 local rows = {}
-for at = 1, #ARGV, 5 do
-  local raw = redis.call('HGET', KEYS[1], ARGV[at])
+for at, charge in ipairs(cjson.decode(ARGV[1])) do
+  local subject, id, wrapped, uses, limit = unpack(charge)
+  local raw = redis.call('HGET', KEYS[1], subject)
   local row = raw and cjson.decode(raw) or {k = {}}
   if not row.d then
-    local n, uses, limit = #row.k, tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
+    local n = #row.k
     if n > 0 and row.k[n][3] + uses <= limit then
       row.k[n][3] = row.k[n][3] + uses
     else
-      row.k[n + 1] = {ARGV[at + 1], ARGV[at + 2], uses}
+      row.k[n + 1] = {id, wrapped, uses}
     end
     raw = cjson.encode(row)
-    redis.call('HSET', KEYS[1], ARGV[at], raw)
+    redis.call('HSET', KEYS[1], subject, raw)
     if n == 0 then raw = '' end
   end
-  rows[#rows + 1] = raw
+  rows[at] = raw
 end
-return rows
+return cjson.encode(rows)
 """,
 )
 
@@ -99,8 +103,9 @@ class _RedisRows:
         return found
 
     async def _charge_all(self, charges: Sequence[_Charge]) -> list[str]:
-        args: list[str | int] = [word for charge in charges for word in charge]
-        rows: list[str] = await self.connection.call(_CHARGE, self._keys, args)
+        rows: list[str] = from_json(
+            await self.connection.call(_CHARGE, self._keys, [to_json(charges).decode()])
+        )
         return rows
 
 

@@ -20,6 +20,9 @@ _REMEDY: Final = "give base64 of 32 random bytes, made with `openssl rand -base6
 class KeyWrapper(Protocol):
     """Wraps data keys: a key-encryption key in this process, or a service that holds one (KMS)."""
 
+    ahead: int
+    """How many keys are made when one is wanted; 1 where each is a call of a service."""
+
     async def wrap(self, key: bytes) -> bytes:
         """Return the key as it may rest.
 
@@ -38,6 +41,8 @@ class KekWrapper:
 
     ``older`` ones unwrap only: name the previous KEK there while data keys that it wrapped are still in use.
     """
+
+    ahead = 64
 
     def __init__(self, kek: bytes, *older: bytes) -> None:
         for key in (kek, *older):

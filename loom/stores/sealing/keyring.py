@@ -68,7 +68,7 @@ class KeyRing:
         self._now = now
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._asking: dict[str, asyncio.Future[KeySet | None]] = {}
-        self._charging: dict[str, asyncio.Future[None]] = {}
+        self._charging: dict[str, asyncio.Future[None] | None] = {}  # None: nobody else waits for it
 
     def peek(self, subject: str) -> KeySet | None:
         """The keys if they are at hand, without asking."""
@@ -140,27 +140,29 @@ class KeyRing:
 
         No task of its own: most subjects are one execution, and this is on its way to the first event.
         """
-        before = self._charging.get(subject)
-        if before is not None:
-            await asyncio.wait((before,))
-            if not before.cancelled():  # else its caller gave up, and another has to
-                before.result()
+        if subject in self._charging:
+            others = self._charging[subject]
+            if others is None:
+                others = self._charging[subject] = asyncio.get_running_loop().create_future()
+            await asyncio.wait((others,))
+            if not others.cancelled():  # else its caller gave up, and another has to
+                others.result()
             return
-        charging = self._charging[subject] = asyncio.get_running_loop().create_future()
+        self._charging[subject] = None
         amount = max(uses, USES_PER_CHARGE)
         try:
             self._keep(subject, await self.store.ensure(subject, amount)).charge(amount)
-        except asyncio.CancelledError:
-            charging.cancel()
-            raise
         except BaseException as error:
-            charging.set_exception(error)
-            charging.exception()  # seen, also where nobody else waits
+            others = self._charging.pop(subject)
+            if others is not None and isinstance(error, asyncio.CancelledError):
+                others.cancel()
+            elif others is not None:
+                others.set_exception(error)
+                others.exception()  # seen, also where those who waited are gone
             raise
-        else:
-            charging.set_result(None)
-        finally:
-            del self._charging[subject]
+        others = self._charging.pop(subject)
+        if others is not None:
+            others.set_result(None)
 
     async def _ask(self, subject: str) -> KeySet | None:
         try:

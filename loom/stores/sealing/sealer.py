@@ -11,6 +11,7 @@ from loom.errors import InvalidInputError, PayloadShreddedError
 from loom.ids import routing_id
 from loom.kernel.guard import SEALED_KEY, SHREDDED_KEY, is_sealed_envelope
 from loom.schemas.envelope import Json, Kind, NewEvent
+from loom.schemas.quick import changer
 from loom.stores.contracts import NO_EVENTS, Outgoing, StreamAppend
 from loom.stores.sealing.cipher import CIPHER, seal_value
 from loom.stores.sealing.keyring import NotAtHand
@@ -32,6 +33,7 @@ AFTER_ERASURE: Final = frozenset(
 
 
 _NOTHING: Final = Named(())
+_with_events: Final = changer(StreamAppend, "events", "outgoing")
 
 
 class _Missing(Exception):  # noqa: N818 - a signal between the parts of a sealer
@@ -95,7 +97,7 @@ class Sealer:
     def __init__(
         self, sensitive: SensitiveMap, ring: KeyRing, subjects: Subjects, nonces: NonceSource
     ) -> None:
-        self._sensitive, self._ring, self._subjects, self._nonces = sensitive, ring, subjects, nonces
+        self._tree, self._ring, self._subjects, self._nonces = sensitive.tree, ring, subjects, nonces
 
     async def seal(self, appends: Sequence[StreamAppend]) -> tuple[list[StreamAppend], Named]:
         """Return what is to be stored, and what first events among it tell ``Subjects`` once it is durable.
@@ -110,30 +112,29 @@ class Sealer:
         """
         starts: list[Start] = []
         for append in appends:
-            _gather_starts(append, starts)
+            if append.outgoing or append.expected_head is None or append.expected_head == NO_EVENTS:
+                _gather_starts(append, starts)
         named = Named(starts) if starts else _NOTHING
         way = _Pass(self._ring, self._nonces, named)
         if len(starts) == 1:
             # Most executions are their own subject, whose key has to be made: no use in trying first.
-            ((chain_id, subject),) = named.own.items()
-            if self._ring.peek(subject) is None and self._uses(appends, subject, way):
-                await self._ask(chain_id, subject, appends, way)
+            (subject,) = named.own.values()
+            if self._ring.peek(subject) is None and (uses := self._uses(appends, subject, way)):
+                await self._ask(subject, uses, way)
         while True:
             try:
                 return [self._append(append, way) for append in appends], named
             except _Missing as missing:
-                asked = missing
-            await self._ask(asked.chain_id, asked.subject, appends, way)
+                chain_id, asked = missing.chain_id, missing.subject
+            if asked is None:
+                way.asked[chain_id] = await self._subjects.of(chain_id)
+            else:
+                await self._ask(asked, max(1, self._uses(appends, asked, way)), way)
 
-    async def _ask(
-        self, chain_id: str, subject: str | None, appends: Sequence[StreamAppend], way: _Pass
-    ) -> None:
-        if subject is None:
-            way.asked[chain_id] = await self._subjects.of(chain_id)
-            return
+    async def _ask(self, subject: str, uses: int, way: _Pass) -> None:
+        """Have a key in hand for the rest of the call, whatever the outcome: nobody is asked for this subject again."""
         try:
-            # With it in hand, whatever the outcome, nobody is asked for this subject again.
-            way.keys[subject] = await self._ring.sealing(subject, max(1, self._uses(appends, subject, way)))
+            way.keys[subject] = await self._ring.sealing(subject, uses)
         except PayloadShreddedError as erased:
             way.erased[subject] = erased
 
@@ -143,7 +144,7 @@ class Sealer:
         for append in appends:
             if self._subject(append.stream_id, way) == subject:
                 for event in append.events:
-                    tree = self._sensitive.tree(event.type)
+                    tree = self._tree(event.type)
                     uses += 0 if tree is None else _count_bare(event, tree)
             if append.outgoing:
                 bodies = [out.body for out in append.outgoing if isinstance(out.body, StreamAppend)]
@@ -170,7 +171,7 @@ class Sealer:
             changed = changed or not all(map(is_, outgoing, append.outgoing))
         if not changed:
             return append
-        return replace(append, events=tuple(events), outgoing=outgoing)
+        return _with_events(append, tuple(events), outgoing)
 
     def _outgoing(self, outgoing: Outgoing, way: _Pass) -> Outgoing:
         if not isinstance(outgoing.body, StreamAppend):
@@ -179,13 +180,13 @@ class Sealer:
         return outgoing if body is outgoing.body else replace(outgoing, body=body)
 
     def _event(self, event: NewEvent, way: _Pass) -> NewEvent:
-        tree, metadata = self._sensitive.tree(event.type), event.metadata
+        tree, metadata = self._tree(event.type), event.metadata
         if tree is None or "quarantine" in metadata:
             # The copy of a held message is what was stored, byte for byte.
             return event
         if way.subject in way.erased:
             return _after(way.erased[way.subject], event, tree)
-        way.event, way.cipher = event, _cipher_before(event)
+        way.event, way.cipher = event, _cipher_before(event) if SEAL in metadata else None
         covers = way.covers = []
         try:
             data = change(event.data, tree, way.seal)
