@@ -15,7 +15,7 @@ class _SeededSource:
 
     def __call__(self, place: NoncePlace) -> bytes:
         check_test_runner()
-        parts = (str(self._seed), place.stream_id, str(place.sequence), place.event_id, place.path)
+        parts = (str(self._seed), *map(str, place))
         text = "".join(f"{len(part)}:{part}" for part in parts)
         return hashlib.sha256(text.encode()).digest()[:NONCE_BYTES]
 

@@ -54,13 +54,30 @@ def clock():
 async def test_all_who_need_a_new_key_share_one_charge(clock):
     keys = CountedKeys()
     ring = KeyRing(keys, now=clock)
-    sealed = await asyncio.gather(*(ring.sealing("s", 1) for _ in range(500)))
+    sealed = await asyncio.gather(*(ring.sealing("s", 1) for _ in range(50)))
     assert keys.asked == ["ensure"]
     assert {key.id for key in sealed} == {sealed[0].id}
+    assert ring._held["s"].left == keyring.FIRST_CHARGE - 50
+
+
+async def test_a_key_that_goes_on_sealing_is_charged_more_at_once(clock):
+    keys = CountedKeys()
+    ring = KeyRing(keys, now=clock)
+    await asyncio.gather(*(ring.sealing("s", 1) for _ in range(keyring.FIRST_CHARGE + 500)))
+    assert keys.asked == ["ensure", "ensure"]
     assert ring._held["s"].left == keyring.USES_PER_CHARGE - 500
 
 
+async def test_a_stale_key_is_let_go_with_what_was_charged_to_it(clock):
+    ring = KeyRing(CountedKeys(), now=clock)
+    await ring.sealing("s", 1)
+    clock.now = FRESH_S
+    await ring.sealing("t", 1)
+    assert list(ring._held) == ["t"]
+
+
 async def test_what_one_charge_cannot_bear_is_charged_again(clock, monkeypatch):
+    monkeypatch.setattr(keyring, "FIRST_CHARGE", 10)
     monkeypatch.setattr(keyring, "USES_PER_CHARGE", 10)
     keys = CountedKeys()
     ring = KeyRing(keys, now=clock)
@@ -76,7 +93,7 @@ async def test_a_seal_takes_only_what_is_charged_and_fresh(clock):
         ring.use("s")
     with pytest.raises(NotAtHand):
         ring.use(None)
-    await ring.sealing("s", keyring.USES_PER_CHARGE - 1)
+    await ring.sealing("s", keyring.FIRST_CHARGE - 1)
     ring.use("s")
     with pytest.raises(NotAtHand):
         ring.use("s")
@@ -188,7 +205,7 @@ async def test_what_a_listener_does_not_want_is_not_opened(monkeypatch):
 
 async def test_each_subject_of_many_appends_is_charged_once_for_what_it_seals(monkeypatch):
     """One whose key is not at hand is asked for, and what was sealed before is sealed again: with nothing charged twice."""
-    monkeypatch.setattr(keyring, "USES_PER_CHARGE", 1)
+    monkeypatch.setattr(keyring, "FIRST_CHARGE", 1)
     bench = SealedBench()
     logs = [bench.chain() for _ in range(3)]
     keys = CountedKeys(bench.table)

@@ -16,11 +16,11 @@ from loom.stores.keys.memory import MemoryKeyStore
 from loom.stores.memory.snapshot_store import MemorySnapshotStore
 from loom.stores.sealing import nonces
 from loom.stores.sealing.encrypting import EncryptingEventStore
-from loom.stores.sealing.nonces import NONCE_BYTES, NoncePlace, nonce_source, random_nonce
+from loom.stores.sealing.nonces import NONCE_BYTES, nonce_source, random_nonce
 from loom.stores.sealing.snapshots import EncryptingSnapshotStore
 from loom.testing.crypto import seeded_iv_source
 
-PLACE = NoncePlace("s", 0, "e", "p")
+PLACE = ("s", 0, "e", "p")
 
 
 def test_without_a_source_nonces_are_random():
@@ -74,7 +74,7 @@ def test_outside_a_test_nothing_seeded_runs(monkeypatch, environment):
 def test_a_seed_gives_every_place_its_own():
     seeded = seeded_iv_source(7)
     places = [
-        NoncePlace(stream, sequence, event, path)
+        (stream, sequence, event, path)
         for stream in ("a", "b", "a1")
         for sequence in (None, 0, 1, 10)
         for event in ("", "e", "1e")

@@ -11,7 +11,7 @@ from loom.schemas.envelope import EVENT_SCHEMA, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, Observation, Outgoing, StreamAppend
 from loom.stores.sealing.cipher import seal_value
 from loom.stores.sealing.encrypting import EncryptingEventStore
-from loom.stores.sealing.keyring import USES_PER_CHARGE
+from loom.stores.sealing.keyring import FIRST_CHARGE
 
 SECRET = "planted-plaintext-7Q"
 
@@ -236,7 +236,7 @@ async def test_a_process_charges_its_seals_ahead(bench):
     await store.append(started(log, subject="s"))
     for head in range(20):
         await store.append(step(log, head, "x"))
-    assert [key.uses for key in bench.table.rows["s"].keys] == [USES_PER_CHARGE]
+    assert [key.uses for key in bench.table.rows["s"].keys] == [FIRST_CHARGE]
 
 
 async def test_after_a_rotation_old_and_new_open(bench):

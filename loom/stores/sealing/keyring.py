@@ -22,12 +22,12 @@ FRESH_S: Final = 0.5
 AHEAD_S: Final = FRESH_S / 4
 """A key that is used with less than this left is asked for again, so that nobody has to wait for it."""
 
-KEPT_S: Final = 2.0
-"""How long a stale key is kept for what is still charged to it."""
-
 MAX_SUBJECTS: Final = 16_384
+FIRST_CHARGE: Final = 64
+"""Seals charged to a key that is not in use here: most subjects are one execution, of few events."""
+
 USES_PER_CHARGE: Final = 4096
-"""Seals charged at once to a key; what a process leaves unused when it ends is lost to nobody."""
+"""Seals charged at once to a key in use. What is left when it is let go is lost to nobody, but brings its rotation nearer."""
 
 
 class NotAtHand(Exception):  # noqa: N818 - a signal between the parts of this package, never a caller's
@@ -149,7 +149,7 @@ class KeyRing:
                 others.result()
             return
         self._charging[subject] = None
-        amount = max(uses, USES_PER_CHARGE)
+        amount = max(uses, USES_PER_CHARGE if subject in self._held else FIRST_CHARGE)
         try:
             self._keep(subject, await self.store.ensure(subject, amount)).charge(amount)
         except BaseException as error:
@@ -189,6 +189,6 @@ class KeyRing:
         """Of most subjects, each one execution, there is no further use: they go, the longest unasked for first."""
         while len(self._held) > 1:
             subject, oldest = next(iter(self._held.items()))
-            if len(self._held) <= MAX_SUBJECTS and oldest.until + KEPT_S > now:
+            if len(self._held) <= MAX_SUBJECTS and oldest.until > now:
                 return
             del self._held[subject]

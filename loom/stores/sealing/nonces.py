@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 from weakref import WeakSet
 
 from loom.entropy import Entropy
 from loom.errors import ConfigError
-from loom.schemas.quick import quick
 
 NONCE_BYTES: Final = 12
 
@@ -24,16 +22,8 @@ _RUNNERS: Final = ("PYTEST_CURRENT_TEST", "PYTEST_VERSION")
 _ENVIRONMENT: Final = "LOOM_ENV"
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class NoncePlace:
-    """What a nonce is for: a path of an event (or snapshot), whose sequence is None where the store assigns it."""
-
-    stream_id: str
-    sequence: int | None
-    event_id: str
-    path: str
-
+NoncePlace = tuple[str, int | None, str, str]
+"""What a nonce is for: stream, sequence (None where the store assigns it), id and path of an event's (or snapshot's) field."""
 
 NonceSource = Callable[[NoncePlace], bytes]
 

@@ -16,7 +16,6 @@ from loom.stores.contracts import NO_EVENTS, Outgoing, StreamAppend
 from loom.stores.sealing.cipher import CIPHER, seal_value
 from loom.stores.sealing.keyring import NotAtHand
 from loom.stores.sealing.marker import SEAL, read_marker, written_marker
-from loom.stores.sealing.nonces import NoncePlace, NonceSource
 from loom.stores.sealing.paths import Node, SensitiveMap, change
 from loom.stores.sealing.subjects import Named, Start, Subjects, is_start
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from loom.stores.keys.contract import DataKey
     from loom.stores.sealing.keyring import KeyRing
+    from loom.stores.sealing.nonces import NonceSource
 
 AFTER_ERASURE: Final = frozenset(
     {Kind.EXECUTION_CANCELLED, Kind.EXECUTION_FAILED, Kind.EXECUTION_DENIED, Kind.OUTCOME_RECORDED}
@@ -87,8 +87,8 @@ class _Pass:
         subject = self.subject
         key = self.keys[subject] if subject in self.keys else self._ring.use(subject)
         self.covers.append(pattern)
-        place = NoncePlace(self.stream_id, self.sequence, self.event.id, path)
-        return seal_value(key, value, self._nonces(place))
+        nonce = self._nonces((self.stream_id, self.sequence, self.event.id, path))
+        return seal_value(key, value, nonce)
 
 
 class Sealer:

@@ -218,7 +218,7 @@ def _context(snapshot: Snapshot) -> tuple[str, str]:
 
 
 def _place(snapshot: Snapshot, path: str) -> NoncePlace:
-    return NoncePlace(f"snapshot:{snapshot.execution_id}", snapshot.sequence, "", path)
+    return f"snapshot:{snapshot.execution_id}", snapshot.sequence, "", path
 
 
 def _tree(paths: Iterable[str]) -> Node:
