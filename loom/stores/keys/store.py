@@ -182,4 +182,11 @@ def _opaque_id() -> str:
 def _checked(subject: str) -> str:
     if not subject or len(subject) > MAX_SUBJECT:
         raise InvalidInputError("subject", "it is empty or too long", f"use 1 to {MAX_SUBJECT} characters")
+    if not subject.isascii():
+        try:
+            subject.encode()
+        except UnicodeEncodeError:
+            raise InvalidInputError(
+                "subject", "it holds half a surrogate pair", "pass valid Unicode"
+            ) from None
     return subject
