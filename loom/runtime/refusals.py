@@ -147,4 +147,4 @@ class RefusalScan(Background):
             return False
         run.look()
         await run.rested()
-        return True
+        return await run.is_abreast()

@@ -392,6 +392,14 @@ class Run:
         with contextlib.suppress(JournalLatched):
             await self.journal.durable()
 
+    async def is_abreast(self) -> bool:
+        """Whether it knows all of its log. If not, another drives it, and rows may be that one's: none of them is void.
+
+        A node whose key store is away hears late of what others wrote, and holds on to its run meanwhile.
+        """
+        info = await self.engine.events.info(self.id)
+        return info is None or info.head <= self.journal.tail
+
     def evictable(self) -> bool:
         """Whether the run rests, all of it durable, and may leave memory."""
         return self.phase is Phase.PARKED and not self._stirs()

@@ -148,9 +148,11 @@ class TimerService(Background):
         """Let a run of this process look; whether the row can go."""
         run.look()
         await run.rested()
-        if row.kind == "timer":
-            return row.wake_at not in run.timers()
-        return not (run.active and run.waiting.held_up)
+        if row.kind == "timer" and row.wake_at in run.timers():
+            return False
+        if row.kind != "timer" and run.active and run.waiting.held_up:
+            return False
+        return await run.is_abreast()
 
     async def _settled(self, row: WakeRow) -> bool:
         """Do what the row is for; whether it is done or void, so that the row can go."""

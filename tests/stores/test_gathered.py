@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from loom.errors import UnreachableError
-from loom.stores.redis.gathered import Gathered
+from loom.stores.gathered import Gathered
 
 
 class Far:

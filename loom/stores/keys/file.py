@@ -14,11 +14,11 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from loom.errors import ConfigError, DecodeError, StoreRefusedError
-from loom.stores.keys.store import KeyRow, WrappedKey, WrappingKeyStore, charged, pushed
+from loom.errors import ConfigError, DecodeError, LoomError, StoreRefusedError
+from loom.stores.keys.store import Charge, KeyRow, WrappedKey, WrappingKeyStore, charged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from loom.ids import IdSource
     from loom.stores.keys.wrapping import KeyWrapper
@@ -54,11 +54,8 @@ class _FileRows:
     async def load(self, subject: str) -> KeyRow | None:
         return await self._call(lambda db: self._read(db, subject))
 
-    async def charge(self, subject: str, proposal: WrappedKey, limit: int) -> KeyRow:
-        return await self._change(subject, lambda row: charged(row, proposal, limit))
-
-    async def push(self, subject: str, proposal: WrappedKey) -> KeyRow:
-        return await self._change(subject, lambda row: pushed(row, proposal))
+    async def charge(self, charges: Sequence[Charge]) -> list[KeyRow | LoomError]:
+        return await self._call(lambda db: [self._charged(db, *charge) for charge in charges])
 
     async def destroy(self, subject: str) -> bool:
         def change(db: sqlite3.Connection) -> bool:
@@ -83,13 +80,15 @@ class _FileRows:
                 self._db.close()
                 self._db = None
 
-    async def _change(self, subject: str, rule: Callable[[KeyRow | None], KeyRow]) -> KeyRow:
-        def change(db: sqlite3.Connection) -> KeyRow:
-            row = rule(self._read(db, subject))
-            self._write(db, subject, row)
-            return row
-
-        return await self._call(change)
+    def _charged(
+        self, db: sqlite3.Connection, subject: str, proposal: WrappedKey, limit: int
+    ) -> KeyRow | LoomError:
+        try:
+            row = charged(self._read(db, subject), proposal, limit)
+        except DecodeError as error:
+            return error
+        self._write(db, subject, row)
+        return row
 
     async def _call(self, work: Callable[[sqlite3.Connection], R]) -> R:
         return await asyncio.to_thread(self._run, work)

@@ -6,10 +6,12 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from loom.stores.keys.store import KeyRow, WrappedKey, WrappingKeyStore, charged, pushed
+from loom.stores.keys.store import Charge, KeyRow, WrappedKey, WrappingKeyStore, charged
 from loom.stores.keys.wrapping import KeyWrapper, random_wrapper
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from loom.ids import IdSource
 
 
@@ -29,12 +31,11 @@ class _MemoryRows:
     async def load(self, subject: str) -> KeyRow | None:
         return self._table.rows.get(subject)
 
-    async def charge(self, subject: str, proposal: WrappedKey, limit: int) -> KeyRow:
-        row = self._table.rows[subject] = charged(self._table.rows.get(subject), proposal, limit)
-        return row
+    async def charge(self, charges: Sequence[Charge]) -> list[KeyRow]:
+        return [self._charged(*charge) for charge in charges]
 
-    async def push(self, subject: str, proposal: WrappedKey) -> KeyRow:
-        row = self._table.rows[subject] = pushed(self._table.rows.get(subject), proposal)
+    def _charged(self, subject: str, proposal: WrappedKey, limit: int) -> KeyRow:
+        row = self._table.rows[subject] = charged(self._table.rows.get(subject), proposal, limit)
         return row
 
     async def destroy(self, subject: str) -> bool:

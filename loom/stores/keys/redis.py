@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic_core import from_json, to_json
 
+from loom.errors import DecodeError, LoomError
 from loom.ids import IdSource, ulid
+from loom.stores.gathered import Gathered
 from loom.stores.keys.file import load_row
-from loom.stores.keys.store import KeyRow, WrappedKey, WrappingKeyStore
+from loom.stores.keys.store import Charge, KeyRow, WrappingKeyStore
 from loom.stores.redis.connection import RedisConnection
-from loom.stores.redis.gathered import Gathered
 from loom.stores.redis.scripts import Script
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from loom.stores.keys.wrapping import KeyWrapper
 
 _PART: Final = "keys"
-
-_Charge = tuple[str, str, str, int, int]
-"""Subject, id and wrapped key of the proposal, its uses, the limit."""
 
 
 def _script(name: str, source: str) -> Script:
@@ -76,18 +74,18 @@ class _RedisRows:
         self.connection = connection
         self._keys = [connection.key(_PART, "rows")]
         self._loads = Gathered(self._load_all)
-        self._charges = Gathered(self._charge_all)
 
     async def load(self, subject: str) -> KeyRow | None:
         raw = await self._loads.ask(subject)
         return None if raw is None else load_row(raw, subject)
 
-    async def charge(self, subject: str, proposal: WrappedKey, limit: int) -> KeyRow:
-        raw = await self._charges.ask((subject, proposal.id, proposal.wrapped.hex(), proposal.uses, limit))
-        return load_row(raw, subject) if raw else KeyRow((proposal,))
-
-    async def push(self, subject: str, proposal: WrappedKey) -> KeyRow:
-        return await self.charge(subject, proposal, -1)
+    async def charge(self, charges: Sequence[Charge]) -> list[KeyRow | LoomError]:
+        words = [(subject, key.id, key.wrapped.hex(), key.uses, limit) for subject, key, limit in charges]
+        rows = from_json(await self.connection.call(_CHARGE, self._keys, [to_json(words).decode()]))
+        return [
+            _loaded(raw, subject) if raw else KeyRow((key,))
+            for raw, (subject, key, _) in zip(rows, charges, strict=True)
+        ]
 
     async def destroy(self, subject: str) -> bool:
         return bool(await self.connection.call(_DESTROY, self._keys, [subject]))
@@ -102,11 +100,12 @@ class _RedisRows:
         found: list[str | None] = await self.connection.command("HMGET", self._keys[0], *subjects)
         return found
 
-    async def _charge_all(self, charges: Sequence[_Charge]) -> list[str]:
-        rows: list[str] = from_json(
-            await self.connection.call(_CHARGE, self._keys, [to_json(charges).decode()])
-        )
-        return rows
+
+def _loaded(raw: str, subject: str) -> KeyRow | LoomError:
+    try:
+        return load_row(raw, subject)
+    except DecodeError as error:
+        return error
 
 
 class RedisKeyStore(WrappingKeyStore):

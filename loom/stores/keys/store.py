@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from loom.entropy import Entropy
-from loom.errors import InvalidInputError, KeyUnavailableError, PayloadShreddedError
+from loom.errors import InvalidInputError, KeyUnavailableError, LoomError, PayloadShreddedError
 from loom.schemas.quick import quick
+from loom.stores.gathered import Gathered
 from loom.stores.keys.contract import MAX_KEY_USES, DataKey, KeySet
 from loom.stores.keys.wrapping import KEY_BYTES, KeyWrapper
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from loom.ids import IdSource
 
 MAX_SUBJECT: Final = 1024
@@ -45,6 +48,13 @@ class KeyRow:
     destroyed: bool = False
 
 
+Charge = tuple[str, WrappedKey, int]
+"""A subject, the key that is proposed for it with the uses to be charged, and the limit of uses (see :func:`charged`)."""
+
+ALWAYS_NEW: Final = -1
+"""A limit that no key can bear: the proposal becomes current."""
+
+
 class KeyRows(Protocol):
     """Where rows rest. Each call is atomic, and may be repeated after a lost answer: no key is lost by it."""
 
@@ -52,12 +62,11 @@ class KeyRows(Protocol):
         """The row, None where there never was one."""
         ...
 
-    async def charge(self, subject: str, proposal: WrappedKey, limit: int) -> KeyRow:
-        """Apply :func:`charged`, keep and return the row; durable once this returns."""
-        ...
+    async def charge(self, charges: Sequence[Charge]) -> Sequence[KeyRow | LoomError]:
+        """Apply :func:`charged` to each, one after the other; keep and return the rows, all durable once this returns.
 
-    async def push(self, subject: str, proposal: WrappedKey) -> KeyRow:
-        """Apply :func:`pushed`, keep and return the row; durable once this returns."""
+        An error stands for a row that is none; it concerns no other.
+        """
         ...
 
     async def destroy(self, subject: str) -> bool:
@@ -74,20 +83,18 @@ class KeyRows(Protocol):
 
 
 def charged(row: KeyRow | None, proposal: WrappedKey, limit: int) -> KeyRow:
-    """Charge the proposal's uses to the current key; where it cannot bear them, the proposal becomes current."""
-    if row is None or not row.keys:
-        return pushed(row, proposal)
-    last = row.keys[-1]
-    if last.uses + proposal.uses > limit:
-        return pushed(row, proposal)
-    return KeyRow((*row.keys[:-1], replace(last, uses=last.uses + proposal.uses)))
+    """Charge the proposal's uses to the current key; where it cannot bear them, the proposal becomes current.
 
-
-def pushed(row: KeyRow | None, proposal: WrappedKey) -> KeyRow:
-    """Make the proposal current; a destroyed row stays what it is."""
-    if row is not None and row.destroyed:
+    A destroyed row stays what it is.
+    """
+    if row is None:
+        return KeyRow((proposal,))
+    if row.destroyed:
         return row
-    return KeyRow((*(row.keys if row is not None else ()), proposal))
+    if row.keys and row.keys[-1].uses + proposal.uses <= limit:
+        last = row.keys[-1]
+        return KeyRow((*row.keys[:-1], replace(last, uses=last.uses + proposal.uses)))
+    return KeyRow((*row.keys, proposal))
 
 
 class WrappingKeyStore:
@@ -98,6 +105,7 @@ class WrappingKeyStore:
         self._wrapper = wrapper
         self._ids: IdSource = ids or _opaque_id
         self._proposals: list[Proposal] = []
+        self._charges = Gathered(self._charge)
 
     async def get(self, subject: str) -> KeySet | None:
         """See :meth:`loom.stores.keys.contract.KeyStore.get`."""
@@ -115,19 +123,11 @@ class WrappingKeyStore:
             raise InvalidInputError(
                 "uses of a key", f"{uses} is out of range", f"ask for 1 to {MAX_KEY_USES}"
             )
-        _checked(subject)
-        made = self._proposals.pop() if self._proposals else await self._propose()
-        proposal, secret = WrappedKey(made[0], made[1], uses), made[2]
-        row = await self._rows.charge(subject, proposal, MAX_KEY_USES)
-        return await self._sealing(subject, row, proposal, secret)
+        return await self._charged(subject, uses, MAX_KEY_USES)
 
     async def rotate(self, subject: str) -> KeySet:
         """See :meth:`loom.stores.keys.contract.KeyStore.rotate`."""
-        _checked(subject)
-        key_id, wrapped, secret = await self._propose()
-        proposal = WrappedKey(key_id, wrapped)
-        row = await self._rows.push(subject, proposal)
-        return await self._sealing(subject, row, proposal, secret)
+        return await self._charged(subject, 0, ALWAYS_NEW)
 
     async def destroy(self, subject: str) -> bool:
         """See :meth:`loom.stores.keys.contract.KeyStore.destroy`."""
@@ -153,21 +153,47 @@ class WrappingKeyStore:
             self._proposals.append((self._ids(), await self._wrapper.wrap(secret), secret))
         return self._proposals.pop()
 
-    async def _sealing(self, subject: str, row: KeyRow, proposal: WrappedKey, secret: bytes) -> KeySet:
+    async def _charged(self, subject: str, uses: int, limit: int) -> KeySet:
+        found = await self._charges.ask((_checked(subject), uses, limit))
+        if isinstance(found, LoomError):
+            raise found
+        return found
+
+    async def _charge(self, asked: Sequence[tuple[str, int, int]]) -> list[KeySet | LoomError]:
+        """Charge what many tasks ask for (subject, uses, limit) in one call, and in one loop."""
+        charges: list[Charge] = []
+        secrets: list[bytes] = []
+        for subject, uses, limit in asked:
+            key_id, wrapped, secret = self._proposals.pop() if self._proposals else await self._propose()
+            charges.append((subject, WrappedKey(key_id, wrapped, uses), limit))
+            secrets.append(secret)
+        found: list[KeySet | LoomError] = []
+        for (subject, proposal, _), secret, row in zip(
+            charges, secrets, await self._rows.charge(charges), strict=True
+        ):
+            if isinstance(row, KeyRow) and len(row.keys) == 1 and row.keys[0] is proposal:
+                found.append(KeySet(subject, (DataKey(proposal.id, secret),)))
+            else:
+                found.append(
+                    row if isinstance(row, LoomError) else await self._opened(subject, row, proposal, secret)
+                )
+        return found
+
+    async def _opened(
+        self, subject: str, row: KeyRow, proposal: WrappedKey, secret: bytes
+    ) -> KeySet | LoomError:
         """Keys of a row; where the proposal became current, it need not be unwrapped."""
         if row.destroyed:
-            raise PayloadShreddedError(subject)
-        last = row.keys[-1]
-        current: DataKey | None
-        if last.id == proposal.id and last.wrapped == proposal.wrapped:
-            current = DataKey(last.id, secret)
-            if len(row.keys) == 1:
-                return KeySet(subject, (current,))
-        else:
-            current = await self._unwrap(last)
-        if current is None:
-            raise KeyUnavailableError(subject)
-        older = [key for wrapped in row.keys[:-1] if (key := await self._unwrap(wrapped)) is not None]
+            return PayloadShreddedError(subject)
+        try:
+            last = row.keys[-1]
+            known = last.id == proposal.id and last.wrapped == proposal.wrapped
+            current = DataKey(last.id, secret) if known else await self._unwrap(last)
+            if current is None:
+                return KeyUnavailableError(subject)
+            older = [key for wrapped in row.keys[:-1] if (key := await self._unwrap(wrapped)) is not None]
+        except LoomError as error:
+            return error
         return KeySet(subject, (*older, current))
 
     async def _unwrap(self, wrapped: WrappedKey) -> DataKey | None:
