@@ -35,6 +35,8 @@ _TABLE: Final = "CREATE TABLE IF NOT EXISTS keys (subject TEXT PRIMARY KEY, row 
 class _FileRows:
     """Rows in SQLite. Calls run on a thread, one at a time; each is one transaction, on disk when it returns."""
 
+    waits = True
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = Lock()

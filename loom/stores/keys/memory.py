@@ -25,6 +25,8 @@ class KeyTable:
 
 
 class _MemoryRows:
+    waits = False
+
     def __init__(self, table: KeyTable) -> None:
         self._table = table
 

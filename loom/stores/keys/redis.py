@@ -70,6 +70,8 @@ return 1
 
 
 class _RedisRows:
+    waits = True
+
     def __init__(self, connection: RedisConnection) -> None:
         self.connection = connection
         self._keys = [connection.key(_PART, "rows")]

@@ -58,6 +58,9 @@ ALWAYS_NEW: Final = -1
 class KeyRows(Protocol):
     """Where rows rest. Each call is atomic, and may be repeated after a lost answer: no key is lost by it."""
 
+    waits: bool
+    """Whether a call waits for a disk or a server, so that the charges of many tasks are worth one call."""
+
     async def load(self, subject: str) -> KeyRow | None:
         """The row, None where there never was one."""
         ...
@@ -105,7 +108,7 @@ class WrappingKeyStore:
         self._wrapper = wrapper
         self._ids: IdSource = ids or _opaque_id
         self._proposals: list[Proposal] = []
-        self._charges = Gathered(self._charge)
+        self._charges = Gathered(self._charge) if rows.waits else None
 
     async def get(self, subject: str) -> KeySet | None:
         """See :meth:`loom.stores.keys.contract.KeyStore.get`."""
@@ -154,7 +157,11 @@ class WrappingKeyStore:
         return self._proposals.pop()
 
     async def _charged(self, subject: str, uses: int, limit: int) -> KeySet:
-        found = await self._charges.ask((_checked(subject), uses, limit))
+        asked = (_checked(subject), uses, limit)
+        if self._charges is not None:
+            found = await self._charges.ask(asked)
+        else:
+            (found,) = await self._charge([asked])
         if isinstance(found, LoomError):
             raise found
         return found
