@@ -32,6 +32,13 @@ async def sleeps(ctx, secret):
     return kept
 
 
+@flow("dozes")
+async def dozes(ctx, secret):
+    secret += await ctx.receive("go")
+    await ctx.sleep(SOON_MS / 1000)
+    return secret
+
+
 @flow("goes-on")
 async def goes_on(ctx, given):
     kept = await ctx.run(note, given["secret"])
@@ -60,7 +67,7 @@ async def asks(ctx, _nothing):
     return (await ctx.select(child(kept))).value
 
 
-FLOWS = [two_halves, sleeps, goes_on, naps, keeps, asks]
+FLOWS = [two_halves, sleeps, dozes, goes_on, naps, keeps, asks]
 
 
 @pytest.fixture
@@ -159,6 +166,42 @@ async def test_what_reaches_an_owner_in_the_midst_of_its_back_off_goes_to_one_th
             await until(lambda: types_of(mixed, "x")[-1] == Kind.EXECUTION_COMPLETED, "the end", 20)
         assert backoff.blocked("x")
     assert writers(mixed) == {"capable"}
+
+
+class CutKeys(MemoryKeyStore):
+    """Keys that can be cut off: a call waits while they are, as one for a Redis that does not answer."""
+
+    def __init__(self, table):
+        super().__init__(table)
+        self.there = asyncio.Event()
+        self.there.set()
+
+    async def get(self, subject):
+        await self.there.wait()
+        return await super().get(subject)
+
+
+@pytest.mark.parametrize("row", ["timer", "refusal"])
+async def test_a_run_that_has_not_heard_what_another_wrote_voids_no_row_of_its(mixed, row):
+    """What a capable node wrote waits for the keys that open it; meanwhile its alarm rings (simulation, seed 1610)."""
+    keys = CutKeys(mixed.keys)
+    events = EncryptingEventStore.over(mixed.fleet.store(), keys, SENSITIVE)
+    async with mixed.fleet.runtime("owner", FLOWS, events=events) as owner:
+        async with node(mixed, "capable", owned=False) as other:
+            await owner.start(dozes, SECRET, execution_id="x", subject="s", principal=ALICE)
+            await until(lambda: "x" in owner._engine.parked_runs, "the park")
+            keys.there.clear()
+            events.forget_keys("s")
+            await other.send("x", "go", "-z", principal=ALICE)
+            await other._engine.driving.notify("x")
+            await until(lambda: types_of(mixed, "x")[-1] == Kind.EXECUTION_SUSPENDED, "the other's park")
+        if row == "refusal":
+            await owner._engine.wakes.schedule([WakeRow("x", INBOX_ROW_AT, "refusal")])
+        await asyncio.sleep(2 * SOON_MS / 1000)
+        assert owner._engine.runs["x"].active, "it has not heard of it"
+        assert row in {slot.row.kind for slot in mixed.fleet.wakes.slots.values()}
+        keys.there.set()
+        await until(lambda: types_of(mixed, "x")[-1] == Kind.EXECUTION_COMPLETED, "the end", 20)
 
 
 # -- chains --------------------------------------------------------------------------------------------------------
