@@ -19,6 +19,7 @@ from loom.runtime.background import Background
 from loom.runtime.drivers import BY_HAND, Driver, driver_of, may_be_undriven, undriven
 from loom.runtime.driving import REFUSALS
 from loom.runtime.holds import held_topics
+from loom.runtime.phase import Phase
 from loom.runtime.wake_rows import timer_rows
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
 from loom.stores.contracts import WakeRow
@@ -131,7 +132,13 @@ class Recovery(Background):
     async def _consider(self, info: StreamInfo, *, takeover: bool) -> None:
         """One open execution of the walk. A failure is told, and it is looked at again."""
         execution_id = info.stream_id
-        resident = execution_id in self._engine.runs
+        run = self._engine.runs.get(execution_id)
+        if takeover and run is not None and run.phase is Phase.PARKED and run.is_behind(info):
+            # Others went on with it while they had the shard: kept, it would take every wake for its own, and sleep on.
+            run.stop()
+            self._engine.forget(run)
+            run = None
+        resident = run is not None
         if not takeover if info.status == Kind.EXECUTION_SUSPENDED else resident:
             return
         async with self._slots:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from loom.kernel.flow import FlowDefinition
     from loom.runtime.driver_leases import DriverLease
     from loom.runtime.engine import Engine
-    from loom.stores.contracts import Outgoing
+    from loom.stores.contracts import Outgoing, StreamInfo
 
 MAX_UNFOLDED: Final = 256
 
@@ -398,7 +398,11 @@ class Run:
         A node whose key store is away hears late of what others wrote, and holds on to its run meanwhile.
         """
         info = await self.engine.events.info(self.id)
-        return info is None or info.head <= self.journal.tail
+        return info is None or not self.is_behind(info)
+
+    def is_behind(self, info: StreamInfo) -> bool:
+        """Whether its log goes on beyond all that it knows of and has given out itself."""
+        return info.head > self.journal.tail
 
     def evictable(self) -> bool:
         """Whether the run rests, all of it durable, and may leave memory."""
