@@ -39,6 +39,20 @@ async def dozes(ctx, secret):
     return secret
 
 
+hearing = {}
+
+
+async def wait_to_hear():
+    await hearing["may"].wait()
+
+
+@flow("hears")
+async def hears(ctx, count):
+    """Nothing of it is sealed, but for its messages."""
+    await ctx.run(wait_to_hear)
+    return "".join([await ctx.receive("go") for _ in range(count)])
+
+
 @flow("goes-on")
 async def goes_on(ctx, given):
     kept = await ctx.run(note, given["secret"])
@@ -67,7 +81,7 @@ async def asks(ctx, _nothing):
     return (await ctx.select(child(kept))).value
 
 
-FLOWS = [two_halves, sleeps, dozes, goes_on, naps, keeps, asks]
+FLOWS = [two_halves, sleeps, dozes, hears, goes_on, naps, keeps, asks]
 
 
 @pytest.fixture
@@ -202,6 +216,36 @@ async def test_a_run_that_has_not_heard_what_another_wrote_voids_no_row_of_its(m
         assert row in {slot.row.kind for slot in mixed.fleet.wakes.slots.values()}
         keys.there.set()
         await until(lambda: types_of(mixed, "x")[-1] == Kind.EXECUTION_COMPLETED, "the end", 20)
+
+
+async def test_a_run_that_others_went_past_takes_no_wake_once_its_shard_comes_back(mixed):
+    """It was parked at a message that its node cannot open, and stayed when the shard went (simulation, seed 4699)."""
+    stores = {name: mixed.fleet.store(()) for name in ("raw", "capable")}
+
+    def give(name):
+        for store in stores.values():
+            store.assign(())
+        stores[name].assign(range(mixed.fleet.partitions))
+
+    async with (
+        mixed.fleet.runtime("raw", FLOWS, events=stores["raw"]) as raw,
+        mixed.fleet.runtime("capable", FLOWS, events=mixed.stored("capable", stores["capable"])) as capable,
+    ):
+        hearing["may"] = asyncio.Event()
+        give("raw")
+        await raw.start(hears, 2, execution_id="x", subject="s")
+        await until(lambda: "x" in raw._engine.runs, "the run")
+        stale = raw._engine.runs["x"]
+        give("capable")
+        await capable.send("x", "go", "a")
+        hearing["may"].set()
+        await until(lambda: types_of(mixed, "x").count(Kind.EXECUTION_SUSPENDED) == 2, "the other's park")
+        assert raw._engine.runs.get("x") is stale
+        give("raw")
+        await asyncio.sleep(1.5)
+        await capable.send("x", "go", "b")
+        assert await capable.handle("x").result(20) == "ab"
+    assert not stale.active
 
 
 # -- chains --------------------------------------------------------------------------------------------------------
