@@ -404,8 +404,7 @@ class Driving(Reading):
             if ours and tail and not erased and not run.held and all(e.type in REBASABLE_KINDS for e in tail):
                 run.rebase(tail)
                 return
-            run.stop()
-            engine.forget(run)
+            engine.drop(run)
             self.tell_end(run.id, tail)
             if erased:
                 engine.erased(run.id)

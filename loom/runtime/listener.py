@@ -126,8 +126,7 @@ class Listener:
         if run is not None:
             if not driven and run.phase is not Phase.PARKED and engine.leasing is not None:
                 engine.leasing.give_up(run)  # driven, it is another's by now, under a newer fence
-            run.stop()
-            engine.forget(run)
+            engine.drop(run)
         if not driven or engine.waiters.waited_for(stream_id):  # else whoever wrote it goes on with it
             engine.spawn(engine.driving.explain(stream_id), stream_id)
 
@@ -135,8 +134,7 @@ class Listener:
         """An operator held, released or discarded: what may be delivered now is another, also after a refusal."""
         engine = self._engine
         if run is not None:
-            run.stop()
-            engine.forget(run)
+            engine.drop(run)
         engine.backoff.cleared(execution_id)
         engine.backoff.cleared(held_back(execution_id))
         engine.driving.wake(execution_id)
@@ -145,11 +143,9 @@ class Listener:
         """Somebody else appended to a log of which a run is here."""
         engine, last = self._engine, committed.envelopes[-1]
         if "node" in last.metadata:  # another driver has it, or will
-            run.stop()
-            engine.forget(run)
+            engine.drop(run)
         elif last.type == Kind.EXECUTION_RECOVERED:  # an operator wants it taken up anew
-            run.stop()
-            engine.forget(run)
+            engine.drop(run)
             engine.spawn(engine.driving.drive_fresh(run.id), run.id)
         else:
             run.foreign(committed.envelopes)  # what it cannot take, it finds out at its next append
@@ -164,8 +160,7 @@ class Listener:
             self._unopened(committed)
         elif last.type in TERMINAL_KINDS:
             if run is not None:
-                run.stop()
-                engine.forget(run)
+                engine.drop(run)
             engine.driving.tell_end(committed.stream_id, committed.envelopes)
         elif last.type in _OF_THE_INBOX and "node" not in last.metadata:
             self._inbox_changed(committed.stream_id, run)

@@ -135,8 +135,7 @@ class Recovery(Background):
         run = self._engine.runs.get(execution_id)
         if takeover and run is not None and run.phase is Phase.PARKED and run.is_behind(info):
             # Others went on with it while they had the shard: kept, it would take every wake for its own, and sleep on.
-            run.stop()
-            self._engine.forget(run)
+            self._engine.drop(run)
             run = None
         resident = run is not None
         if not takeover if info.status == Kind.EXECUTION_SUSPENDED else resident:

@@ -112,8 +112,7 @@ class Sealer:
         """
         starts: list[Start] = []
         for append in appends:
-            if append.outgoing or append.expected_head is None or append.expected_head == NO_EVENTS:
-                _gather_starts(append, starts)
+            _gather_starts(append, starts)
         named = Named(starts) if starts else _NOTHING
         way = _Pass(self._ring, self._nonces, named)
         if len(starts) == 1:
