@@ -130,6 +130,22 @@ async def until(
         await asyncio.sleep(_BREATH_S)
 
 
+async def until_rows(node: Client, execution_id: str, *kinds: str) -> None:
+    """Wait until an execution's wake rows are of these kinds: what tells of a refusal may be seen before its row is.
+
+    Raises:
+        DeadlineExceededError: they were not in time.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + SETTLE_S
+    wakes = node._engine.wakes
+    assert wakes is not None
+    while tuple(row.kind for row in await wakes.rows_of(execution_id)) != kinds:
+        if loop.time() > deadline:
+            raise DeadlineExceededError(f"rows {kinds} of {execution_id}", round(SETTLE_S * 1000))
+        await asyncio.sleep(_BREATH_S)
+
+
 class TimeSkippingRuntime(Runtime):
     """A node in memory whose time stands still until it is skipped: a flow that sleeps for days ends at once."""
 

@@ -16,7 +16,7 @@ from loom.schemas.envelope import Kind, NewEvent
 from loom.stores.contracts import StreamAppend
 from loom.testing.clock import VirtualClock
 from loom.testing.replay import replay
-from loom.testing.runtime import crash, until
+from loom.testing.runtime import crash, until, until_rows
 
 
 @flow("changing")
@@ -143,8 +143,7 @@ async def test_a_sealed_head_holds_the_execution_and_nothing_is_written(fleet, t
             assert isinstance(error, SealedPayloadUnreadableError)
             assert "aes" not in str(error)
             await until(lambda: fleet.log.index.row(handle.execution_id).status == Kind.EXECUTION_SUSPENDED)
-            rows = await runtime._engine.wakes.rows_of(handle.execution_id)
-            assert [row.kind for row in rows] == ["refusal"]
+            await until_rows(runtime, handle.execution_id, "refusal")
             assert kinds(await runtime.history(handle.execution_id)) == [
                 Kind.EXECUTION_STARTED,
                 Kind.EXECUTION_SUSPENDED,

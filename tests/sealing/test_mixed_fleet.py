@@ -33,7 +33,7 @@ from loom.stores.keys.memory import MemoryKeyStore
 from loom.stores.memory.snapshot_store import MemorySnapshotStore
 from loom.stores.sealing.encrypting import EncryptingEventStore
 from loom.stores.sealing.snapshots import EncryptingSnapshotStore
-from loom.testing.runtime import until
+from loom.testing.runtime import until, until_rows
 
 
 @pytest.fixture
@@ -57,8 +57,7 @@ async def test_a_node_that_cannot_open_leaves_the_log_and_a_capable_one_complete
             await node.notify_inbox("sealed")
         assert is_sealed_unreadable(trouble.errors[0][0])
         assert "sealed" not in node._engine.runs
-        rows = await node._engine.wakes.rows_of("sealed")
-        assert [row.kind for row in rows] == ["refusal"]
+        await until_rows(node, "sealed", "refusal")
         assert "sealed" in node._engine.backoff.snapshot()
     assert mixed.resting("sealed") == log_before
     assert seen == []
@@ -104,7 +103,7 @@ async def test_a_sealed_message_of_an_open_log_is_the_guards_business(mixed, kin
         assert not error.unverifiable
         with pytest.raises(SealedPayloadUnreadableError):
             await node.notify_inbox("open")
-        assert [row.kind for row in await node._engine.wakes.rows_of("open")] == ["refusal"]
+        await until_rows(node, "open", "refusal")
         assert await node.status("open") == "suspended"
     assert mixed.resting("open") == before
     mixed.stored = mixed_paths
