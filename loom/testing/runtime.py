@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from loom.kernel.flow import FlowDefinition
     from loom.runtime import Handle
-    from loom.stores.contracts import Clock, EventStore
+    from loom.stores.contracts import Clock, EventStore, WakeStore
 
 R = TypeVar("R")
 
@@ -130,7 +130,7 @@ async def until(
         await asyncio.sleep(_BREATH_S)
 
 
-async def until_rows(node: Client, execution_id: str, *kinds: str) -> None:
+async def until_rows(wakes: WakeStore, execution_id: str, *kinds: str) -> None:
     """Wait until an execution's wake rows are of these kinds: what tells of a refusal may be seen before its row is.
 
     Raises:
@@ -138,8 +138,6 @@ async def until_rows(node: Client, execution_id: str, *kinds: str) -> None:
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + SETTLE_S
-    wakes = node._engine.wakes
-    assert wakes is not None
     while tuple(row.kind for row in await wakes.rows_of(execution_id)) != kinds:
         if loop.time() > deadline:
             raise DeadlineExceededError(f"rows {kinds} of {execution_id}", round(SETTLE_S * 1000))

@@ -143,7 +143,7 @@ async def test_a_sealed_head_holds_the_execution_and_nothing_is_written(fleet, t
             assert isinstance(error, SealedPayloadUnreadableError)
             assert "aes" not in str(error)
             await until(lambda: fleet.log.index.row(handle.execution_id).status == Kind.EXECUTION_SUSPENDED)
-            await until_rows(runtime, handle.execution_id, "refusal")
+            await until_rows(runtime._engine.wakes, handle.execution_id, "refusal")
             assert kinds(await runtime.history(handle.execution_id)) == [
                 Kind.EXECUTION_STARTED,
                 Kind.EXECUTION_SUSPENDED,

@@ -57,7 +57,7 @@ async def test_a_node_that_cannot_open_leaves_the_log_and_a_capable_one_complete
             await node.notify_inbox("sealed")
         assert is_sealed_unreadable(trouble.errors[0][0])
         assert "sealed" not in node._engine.runs
-        await until_rows(node, "sealed", "refusal")
+        await until_rows(node._engine.wakes, "sealed", "refusal")
         assert "sealed" in node._engine.backoff.snapshot()
     assert mixed.resting("sealed") == log_before
     assert seen == []
@@ -103,7 +103,7 @@ async def test_a_sealed_message_of_an_open_log_is_the_guards_business(mixed, kin
         assert not error.unverifiable
         with pytest.raises(SealedPayloadUnreadableError):
             await node.notify_inbox("open")
-        await until_rows(node, "open", "refusal")
+        await until_rows(node._engine.wakes, "open", "refusal")
         assert await node.status("open") == "suspended"
     assert mixed.resting("open") == before
     mixed.stored = mixed_paths

@@ -158,7 +158,7 @@ async def test_other_topics_flow_and_a_capable_node_delivers_the_held_message_fi
         assert "awaiting a capable node" in str(held)
         with pytest.raises(QuarantineHeldError):
             await (node.notify_inbox(CHAIN) if CHAIN not in node._engine.runs else _drop_and_notify(node))
-        await until_rows(node, CHAIN, "refusal")
+        await until_rows(node._engine.wakes, CHAIN, "refusal")
     async with chain.node("capable", owns=True) as capable:
         assert await capable.handle(CHAIN, listens).result(5) == ["u1", "m1", "m2"]
         state = await capable.load_state(CHAIN)

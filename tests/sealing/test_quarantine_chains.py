@@ -342,7 +342,7 @@ async def test_an_incapable_node_never_retires_the_row_of_what_is_held(chain, ma
         await until(lambda: Kind.MESSAGE_CONSUMED in kinds(chain), "the delivery of the other topic")
         await until(lambda: any(type(e) is QuarantineHeldError for e, _ in trouble.errors), "the signal")
         await until(lambda: (CHAIN in node._engine.parked_runs) is bool(max_resident), "rest")
-        await until_rows(node, CHAIN, "refusal")
+        await until_rows(node._engine.wakes, CHAIN, "refusal")
         await until(node._engine.idle, "rest")
         claims, done = [], []
         claim, complete = node._engine.wakes.claim, node._engine.wakes.complete
