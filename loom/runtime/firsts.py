@@ -35,11 +35,10 @@ class Firsts:
     def get(self, execution_id: str) -> Envelope | None:
         """The first event, None where it is not known (any more)."""
         known = self._open.get(execution_id)
-        if known is None and self._sealed:
-            self._expire()
-            held = self._sealed.get(execution_id)
-            known = None if held is None else held[1]
-        return known
+        if known is not None:
+            return known
+        held = self._sealed.get(execution_id)
+        return held[1] if held is not None and held[0] > self._now() else None
 
     def put(self, started: Envelope, *, sealed: bool = False) -> Envelope:
         """Remember what verbs need of a first event, and return it. ``sealed``: it is at rest, if not marked here."""
@@ -49,14 +48,11 @@ class Firsts:
             started.id, started.stream_id, 0, started.type, started.timestamp, data, started.metadata
         )
         if sealed or SEAL in started.metadata:
-            self._expire()
-            self._sealed.pop(started.stream_id, None)
-            self._sealed[started.stream_id] = (self._now() + FRESH_S, slim)
+            self._keep_sealed(slim)
         else:
-            self._open[started.stream_id] = slim
-        for held in (self._open, self._sealed):
-            if len(held) > MAX_FIRSTS:
-                held.popitem(last=False)
+            self._open[slim.stream_id] = slim
+            if len(self._open) > MAX_FIRSTS:
+                self._open.popitem(last=False)
         return slim
 
     def drop(self, execution_id: str) -> None:
@@ -64,8 +60,10 @@ class Firsts:
         self._open.pop(execution_id, None)
         self._sealed.pop(execution_id, None)
 
-    def _expire(self) -> None:
-        """Forget what stood its time; the oldest stand first."""
-        now = self._now()
-        while self._sealed and next(iter(self._sealed.values()))[0] <= now:
-            self._sealed.popitem(last=False)
+    def _keep_sealed(self, slim: Envelope) -> None:
+        """Keep one for a moment, and forget those that stood theirs: the oldest stand first."""
+        now, held = self._now(), self._sealed
+        held.pop(slim.stream_id, None)
+        held[slim.stream_id] = (now + FRESH_S, slim)
+        while len(held) > MAX_FIRSTS or next(iter(held.values()))[0] <= now:
+            held.popitem(last=False)

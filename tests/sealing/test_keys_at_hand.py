@@ -7,6 +7,8 @@ import pytest
 from benches import SealedBench, started, step
 
 from loom.errors import PayloadShreddedError, UnreachableError
+from loom.schemas.envelope import Kind, NewEvent
+from loom.stores.contracts import StreamAppend
 from loom.stores.keys.memory import MemoryKeyStore
 from loom.stores.sealing import keyring
 from loom.stores.sealing.keyring import FRESH_S, KeyRing, NotAtHand
@@ -224,4 +226,24 @@ async def test_a_start_in_which_nothing_is_sealed_makes_no_key():
     keys = CountedKeys(bench.table)
     await bench.node(keys=keys).append(started(bench.chain(), data_in="clear"))
     assert keys.asked == []
+    await bench.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "subject", "kept"),
+    [
+        (Kind.EXECUTION_COMPLETED, None, False),
+        (Kind.EXECUTION_COMPLETED, "alice", True),
+        (Kind.EXECUTION_CONTINUED, None, True),
+        (Kind.STEP_COMPLETED, None, True),
+    ],
+)
+async def test_the_key_of_an_execution_alone_is_let_go_at_its_end(kind, subject, kept):
+    bench = SealedBench()
+    store, log = bench.node(), bench.chain()
+    await store.append(started(log, subject=subject, data_in="clear"))
+    event = NewEvent("end", kind, {"output": "clear"}, {})
+    await store.append(StreamAppend(log, (event,), 0))
+    assert list(store._ring._held) == ([subject or log] if kept else [])
+    assert [e.data.get("output") for e in await store.read(log)] == [None, "clear"]
     await bench.close()

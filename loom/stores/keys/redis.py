@@ -81,12 +81,11 @@ class _RedisRows:
         raw = await self._loads.ask(subject)
         return None if raw is None else load_row(raw, subject)
 
-    async def charge(self, charges: Sequence[Charge]) -> list[KeyRow | LoomError]:
+    async def charge(self, charges: Sequence[Charge]) -> list[KeyRow | LoomError | None]:
         words = [(subject, key.id, key.wrapped.hex(), key.uses, limit) for subject, key, limit in charges]
         rows = from_json(await self.connection.call(_CHARGE, self._keys, [to_json(words).decode()]))
         return [
-            _loaded(raw, subject) if raw else KeyRow((key,))
-            for raw, (subject, key, _) in zip(rows, charges, strict=True)
+            _loaded(raw, subject) if raw else None for raw, (subject, _, _) in zip(rows, charges, strict=True)
         ]
 
     async def destroy(self, subject: str) -> bool:

@@ -25,8 +25,8 @@ _secret = Entropy(KEY_BYTES)
 _id = Entropy(12)
 
 
-Proposal = tuple[str, bytes, bytes]
-"""Of a key that nobody uses yet: its id, how it may rest, and itself."""
+Proposal = tuple[bytes, DataKey]
+"""A key that nobody uses yet: how it may rest, and itself."""
 
 
 @quick
@@ -65,10 +65,10 @@ class KeyRows(Protocol):
         """The row, None where there never was one."""
         ...
 
-    async def charge(self, charges: Sequence[Charge]) -> Sequence[KeyRow | LoomError]:
+    async def charge(self, charges: Sequence[Charge]) -> Sequence[KeyRow | LoomError | None]:
         """Apply :func:`charged` to each, one after the other; keep and return the rows, all durable once this returns.
 
-        An error stands for a row that is none; it concerns no other.
+        None may stand for a row of the proposal alone. An error stands for a row that is none; it concerns no other.
         """
         ...
 
@@ -126,7 +126,12 @@ class WrappingKeyStore:
             raise InvalidInputError(
                 "uses of a key", f"{uses} is out of range", f"ask for 1 to {MAX_KEY_USES}"
             )
-        return await self._charged(subject, uses, MAX_KEY_USES)
+        if self._charges is None:
+            return await self._charged(subject, uses, MAX_KEY_USES)
+        found = await self._charges.ask((_checked(subject), uses, MAX_KEY_USES))
+        if isinstance(found, LoomError):
+            raise found
+        return found
 
     async def rotate(self, subject: str) -> KeySet:
         """See :meth:`loom.stores.keys.contract.KeyStore.rotate`."""
@@ -152,8 +157,9 @@ class WrappingKeyStore:
     async def _propose(self) -> Proposal:
         """Make a key; more than one, where the wrapper works in this process: the second costs a third of the first."""
         for _ in range(self._wrapper.ahead):
-            secret = _secret()
-            self._proposals.append((self._ids(), await self._wrapper.wrap(secret), secret))
+            key = DataKey(self._ids(), _secret())
+            assert key.aead  # made here, too
+            self._proposals.append((await self._wrapper.wrap(key.secret), key))
         return self._proposals.pop()
 
     async def _charged(self, subject: str, uses: int, limit: int) -> KeySet:
@@ -169,25 +175,25 @@ class WrappingKeyStore:
     async def _charge(self, asked: Sequence[tuple[str, int, int]]) -> list[KeySet | LoomError]:
         """Charge what many tasks ask for (subject, uses, limit) in one call, and in one loop."""
         charges: list[Charge] = []
-        secrets: list[bytes] = []
+        made: list[DataKey] = []
         for subject, uses, limit in asked:
-            key_id, wrapped, secret = self._proposals.pop() if self._proposals else await self._propose()
-            charges.append((subject, WrappedKey(key_id, wrapped, uses), limit))
-            secrets.append(secret)
+            wrapped, key = self._proposals.pop() if self._proposals else await self._propose()
+            charges.append((subject, WrappedKey(key.id, wrapped, uses), limit))
+            made.append(key)
         found: list[KeySet | LoomError] = []
-        for (subject, proposal, _), secret, row in zip(
-            charges, secrets, await self._rows.charge(charges), strict=True
+        for (subject, proposal, _), key, row in zip(
+            charges, made, await self._rows.charge(charges), strict=True
         ):
-            if isinstance(row, KeyRow) and len(row.keys) == 1 and row.keys[0] is proposal:
-                found.append(KeySet(subject, (DataKey(proposal.id, secret),)))
+            if row is None:
+                found.append(KeySet(subject, (key,)))
+            elif isinstance(row, LoomError):
+                found.append(row)
             else:
-                found.append(
-                    row if isinstance(row, LoomError) else await self._opened(subject, row, proposal, secret)
-                )
+                found.append(await self._opened(subject, row, proposal, key))
         return found
 
     async def _opened(
-        self, subject: str, row: KeyRow, proposal: WrappedKey, secret: bytes
+        self, subject: str, row: KeyRow, proposal: WrappedKey, made: DataKey
     ) -> KeySet | LoomError:
         """Keys of a row; where the proposal became current, it need not be unwrapped."""
         if row.destroyed:
@@ -195,7 +201,7 @@ class WrappingKeyStore:
         try:
             last = row.keys[-1]
             known = last.id == proposal.id and last.wrapped == proposal.wrapped
-            current = DataKey(last.id, secret) if known else await self._unwrap(last)
+            current = made if known else await self._unwrap(last)
             if current is None:
                 return KeyUnavailableError(subject)
             older = [key for wrapped in row.keys[:-1] if (key := await self._unwrap(wrapped)) is not None]

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from loom.schemas.envelope import TERMINAL_KINDS, Kind
 from loom.stores.contracts import OwningEventStore
 from loom.stores.sealing.cipher import CIPHER
 from loom.stores.sealing.handover import OpeningListener
@@ -41,6 +42,9 @@ _log = logging.getLogger("loom.sealing")
 T = TypeVar("T")
 
 REPORT_EVERY: Final = 16
+
+_LAST: Final = TERMINAL_KINDS - {Kind.EXECUTION_CONTINUED}
+"""Kinds after which the key of an execution that is its own subject is seldom wanted again: it is let go at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,8 @@ class EncryptingEventStore:
         sealed, named = await self._sealer.seal((append,))
         appended = await self._inner.append(sealed[0], deadline_ms=deadline_ms)
         self._subjects.learn(named)
+        if append.events and append.events[-1].type in _LAST:
+            self._ring.drop(append.stream_id)
         return appended
 
     async def append_many(

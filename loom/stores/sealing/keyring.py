@@ -43,17 +43,15 @@ class _Held:
     seals: DataKey | None = None
     left: int = 0
 
-    def renew(self, keys: KeySet, until: float) -> None:
-        """Take the keys as they were just told; what was charged to a key that is no longer current is lost."""
+    def renew(self, keys: KeySet, until: float, uses: int) -> None:
+        """Take the keys as they were just told, with so many more uses of the current one.
+
+        What was charged to a key that is no longer current is lost.
+        """
         self.keys, self.until = keys, until
-        if self.seals is not None:
-            self._charge(keys.current, 0)
-
-    def charge(self, uses: int) -> None:
-        """Add uses of the current key."""
-        self._charge(self.keys.current, uses)
-
-    def _charge(self, current: DataKey, uses: int) -> None:
+        if self.seals is None and not uses:
+            return
+        current = keys.current
         if self.seals is None or self.seals.id != current.id:
             self.left = 0
         self.seals = current
@@ -151,7 +149,7 @@ class KeyRing:
         self._charging[subject] = None
         amount = max(uses, USES_PER_CHARGE if subject in self._held else FIRST_CHARGE)
         try:
-            self._keep(subject, await self.store.ensure(subject, amount)).charge(amount)
+            self._keep(subject, await self.store.ensure(subject, amount), amount)
         except BaseException as error:
             others = self._charging.pop(subject)
             if others is not None and isinstance(error, asyncio.CancelledError):
@@ -175,20 +173,13 @@ class KeyRing:
             self._keep(subject, keys)
         return keys
 
-    def _keep(self, subject: str, keys: KeySet) -> _Held:
+    def _keep(self, subject: str, keys: KeySet, uses: int = 0) -> None:
         now, held = self._now(), self._held.get(subject)
-        if held is None:
-            held = self._held[subject] = _Held(keys, 0.0)
-            self._let_go(now)
-        else:
+        if held is not None:
             self._held.move_to_end(subject)
-        held.renew(keys, now + FRESH_S)
-        return held
-
-    def _let_go(self, now: float) -> None:
-        """Of most subjects, each one execution, there is no further use: they go, the longest unasked for first."""
-        while len(self._held) > 1:
-            subject, oldest = next(iter(self._held.items()))
-            if len(self._held) <= MAX_SUBJECTS and oldest.until > now:
-                return
-            del self._held[subject]
+            held.renew(keys, now + FRESH_S, uses)
+            return
+        self._held[subject] = _Held(keys, now + FRESH_S, keys.current if uses else None, uses)
+        # Of most subjects, each one execution, there is no further use: they go, the longest unasked for first.
+        while (oldest := next(iter(self._held.values()))).until <= now or len(self._held) > MAX_SUBJECTS:
+            del self._held[oldest.keys.subject]

@@ -58,7 +58,7 @@ class _Pass:
         "cipher",
         "covers",
         "erased",
-        "event",
+        "event_id",
         "keys",
         "named",
         "sequence",
@@ -66,7 +66,7 @@ class _Pass:
         "subject",
     )
 
-    event: NewEvent
+    event_id: str
     covers: list[str]
 
     def __init__(self, ring: KeyRing, nonces: NonceSource, named: Named) -> None:
@@ -87,8 +87,7 @@ class _Pass:
         subject = self.subject
         key = self.keys[subject] if subject in self.keys else self._ring.use(subject)
         self.covers.append(pattern)
-        nonce = self._nonces((self.stream_id, self.sequence, self.event.id, path))
-        return seal_value(key, value, nonce)
+        return seal_value(key, value, self._nonces((self.stream_id, self.sequence, self.event_id, path)))
 
 
 class Sealer:
@@ -183,9 +182,10 @@ class Sealer:
         if tree is None or "quarantine" in metadata:
             # The copy of a held message is what was stored, byte for byte.
             return event
-        if way.subject in way.erased:
+        if way.erased and way.subject in way.erased:
             return _after(way.erased[way.subject], event, tree)
-        way.event, way.cipher = event, _cipher_before(event) if SEAL in metadata else None
+        marked = SEAL in metadata
+        way.event_id, way.cipher = event.id, _cipher_before(event) if marked else None
         covers = way.covers = []
         try:
             data = change(event.data, tree, way.seal)
@@ -193,7 +193,7 @@ class Sealer:
             raise _Missing(routing_id(way.stream_id), way.subject) from None
         if not covers:
             return event
-        if SEAL in metadata or len(covers) > 1:
+        if marked or len(covers) > 1:
             covers = sorted({*_covers_before(event), *covers})
         return NewEvent(event.id, event.type, data, {**metadata, SEAL: written_marker(CIPHER, tuple(covers))})
 
