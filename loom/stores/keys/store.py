@@ -126,12 +126,7 @@ class WrappingKeyStore:
             raise InvalidInputError(
                 "uses of a key", f"{uses} is out of range", f"ask for 1 to {MAX_KEY_USES}"
             )
-        if self._charges is None:
-            return await self._charged(subject, uses, MAX_KEY_USES)
-        found = await self._charges.ask((_checked(subject), uses, MAX_KEY_USES))
-        if isinstance(found, LoomError):
-            raise found
-        return found
+        return await self._charged(subject, uses, MAX_KEY_USES)
 
     async def rotate(self, subject: str) -> KeySet:
         """See :meth:`loom.stores.keys.contract.KeyStore.rotate`."""
