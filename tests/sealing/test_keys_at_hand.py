@@ -13,6 +13,7 @@ from loom.stores.keys.memory import MemoryKeyStore
 from loom.stores.sealing import keyring
 from loom.stores.sealing.keyring import FRESH_S, KeyRing, NotAtHand
 from loom.stores.sealing.opener import Opener
+from loom.stores.sealing.subjects import Named
 from loom.testing.conformance.event_store.owning import Listener, heard
 
 
@@ -247,3 +248,21 @@ async def test_the_key_of_an_execution_alone_is_let_go_at_its_end(kind, subject,
     assert list(store._ring._held) == ([subject or log] if kept else [])
     assert [e.data.get("output") for e in await store.read(log)] == [None, "clear"]
     await bench.close()
+
+
+async def test_keys_at_hand_are_bounded(clock, monkeypatch):
+    monkeypatch.setattr(keyring, "MAX_SUBJECTS", 3)
+    ring = KeyRing(CountedKeys(), now=clock)
+    for subject in "abcde":
+        await ring.sealing(subject, 1)
+    assert list(ring._held) == ["c", "d", "e"]
+
+
+def test_a_first_event_tells_whose_its_chain_is_and_its_parents():
+    parent = {"chainId": "above", "executionId": "above", "siteId": "s"}
+    (event,) = started("log", subject="alice", chain="chain", parent=parent).events
+    named = Named([("log", event)])
+    assert named.own == {"log": "alice"}
+    assert named.subjects == {"log": "alice", "chain": "alice", "above": "alice"}
+    (later,) = started("chain", subject="bob").events
+    assert Named([("log", event), ("chain", later)]).subjects["chain"] == "bob"
