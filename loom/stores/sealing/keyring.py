@@ -181,5 +181,5 @@ class KeyRing:
             return
         self._held[subject] = _Held(keys, now + FRESH_S, keys.current if uses else None, uses)
         # Of most subjects, each one execution, there is no further use: they go, the longest unasked for first.
-        while (oldest := next(iter(self._held.values()))).until <= now or len(self._held) > MAX_SUBJECTS:
-            del self._held[oldest.keys.subject]
+        while len(self._held) > MAX_SUBJECTS or next(iter(self._held.values())).until <= now:
+            self._held.popitem(last=False)
