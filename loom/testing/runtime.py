@@ -17,7 +17,7 @@ from loom.stores.sealing.snapshots import EncryptingSnapshotStore
 from loom.testing.clock import VirtualClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from loom.kernel.flow import FlowDefinition
     from loom.runtime import Handle
@@ -122,12 +122,11 @@ async def until(
     Raises:
         DeadlineExceededError: it did not hold in time.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + within_s
-    while not condition():
-        if loop.time() > deadline:
-            raise DeadlineExceededError(what, round(within_s * 1000))
-        await asyncio.sleep(_BREATH_S)
+
+    async def holds() -> bool:
+        return condition()
+
+    await _until(holds, what, within_s)
 
 
 async def until_rows(wakes: WakeStore, execution_id: str, *kinds: str) -> None:
@@ -136,11 +135,19 @@ async def until_rows(wakes: WakeStore, execution_id: str, *kinds: str) -> None:
     Raises:
         DeadlineExceededError: they were not in time.
     """
+
+    async def holds() -> bool:
+        return tuple(row.kind for row in await wakes.rows_of(execution_id)) == kinds
+
+    await _until(holds, f"rows {kinds} of {execution_id}", SETTLE_S)
+
+
+async def _until(condition: Callable[[], Awaitable[bool]], what: str, within_s: float) -> None:
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + SETTLE_S
-    while tuple(row.kind for row in await wakes.rows_of(execution_id)) != kinds:
+    deadline = loop.time() + within_s
+    while not await condition():
         if loop.time() > deadline:
-            raise DeadlineExceededError(f"rows {kinds} of {execution_id}", round(SETTLE_S * 1000))
+            raise DeadlineExceededError(what, round(within_s * 1000))
         await asyncio.sleep(_BREATH_S)
 
 

@@ -36,25 +36,20 @@ class NotAtHand(Exception):  # noqa: N818 - a signal between the parts of this p
 
 @dataclass(slots=True)
 class _Held:
-    """Keys until they are stale; ``seals`` is the one that seals, with so many uses ``left``, if any was charged."""
+    """Keys until they are stale; so many uses of the current one are charged and ``left``."""
 
     keys: KeySet
     until: float
-    seals: DataKey | None = None
-    left: int = 0
+    left: int
 
     def renew(self, keys: KeySet, until: float, uses: int) -> None:
         """Take the keys as they were just told, with so many more uses of the current one.
 
         What was charged to a key that is no longer current is lost.
         """
-        self.keys, self.until = keys, until
-        if self.seals is None and not uses:
-            return
-        current = keys.current
-        if self.seals is None or self.seals.id != current.id:
+        if keys.current.id != self.keys.current.id:
             self.left = 0
-        self.seals = current
+        self.keys, self.until = keys, until
         self.left += uses
 
 
@@ -88,7 +83,7 @@ class KeyRing:
             NotAtHand: ask :meth:`sealing` instead.
         """
         held = None if subject is None else self._held.get(subject)
-        if held is None or held.seals is None or held.left < 1:
+        if held is None or held.left < 1:
             raise NotAtHand
         left_s = held.until - self._now()
         if left_s <= 0:
@@ -96,7 +91,7 @@ class KeyRing:
         if left_s < AHEAD_S and subject not in self._asking:
             self._begin_asking(held.keys.subject)
         held.left -= 1
-        return held.seals
+        return held.keys.current
 
     async def sealing(self, subject: str, uses: int) -> DataKey:
         """A key for ``uses`` seals, made on first use.
@@ -108,12 +103,12 @@ class KeyRing:
         if held is not None and held.left >= uses and held.until <= self._now():
             await self._shared(subject)  # is it still there, and still current?
             held = self._held.get(subject)
-        while held is None or held.seals is None or held.left < uses:
+        while held is None or held.left < uses:
             # Whoever asked first was given at least what it needs; others may have to ask again.
             await self._charged(subject, uses)
             held = self._held.get(subject)
         held.left -= uses
-        return held.seals
+        return held.keys.current
 
     def drop(self, subject: str) -> None:
         """Forget a subject's keys at once."""
@@ -179,7 +174,7 @@ class KeyRing:
             self._held.move_to_end(subject)
             held.renew(keys, now + FRESH_S, uses)
             return
-        self._held[subject] = _Held(keys, now + FRESH_S, keys.current if uses else None, uses)
+        self._held[subject] = _Held(keys, now + FRESH_S, uses)
         # Of most subjects, each one execution, there is no further use: they go, the longest unasked for first.
         while len(self._held) > MAX_SUBJECTS or next(iter(self._held.values())).until <= now:
             self._held.popitem(last=False)

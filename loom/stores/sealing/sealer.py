@@ -182,7 +182,7 @@ class Sealer:
         if tree is None or "quarantine" in metadata:
             # The copy of a held message is what was stored, byte for byte.
             return event
-        if way.erased and way.subject in way.erased:
+        if way.subject in way.erased:
             return _after(way.erased[way.subject], event, tree)
         marked = SEAL in metadata
         way.event_id, way.cipher = event.id, _cipher_before(event) if marked else None

@@ -46,12 +46,11 @@ class Named:
         self.own = {stream_id: subject_in(event.data, stream_id) for stream_id, event in starts}
         self.subjects = subjects = dict(self.own)
         for stream_id, event in starts:
-            chain, parent = event.data.get("chainId"), event.data.get("parent")
-            if chain not in subjects and isinstance(chain, str):
-                subjects[chain] = self.own[stream_id]
-            chain = parent.get("chainId") if parent is not None and isinstance(parent, Mapping) else None
-            if chain not in subjects and isinstance(chain, str):
-                subjects[chain] = self.own[stream_id]
+            parent = event.data.get("parent")
+            chain = parent.get("chainId") if isinstance(parent, Mapping) else None
+            for other in (event.data.get("chainId"), chain):
+                if other not in subjects and isinstance(other, str):
+                    subjects[other] = self.own[stream_id]
 
 
 class Subjects:
