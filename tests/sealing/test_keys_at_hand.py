@@ -266,3 +266,16 @@ def test_a_first_event_tells_whose_its_chain_is_and_its_parents():
     assert named.subjects == {"log": "alice", "chain": "alice", "above": "alice"}
     (later,) = started("chain", subject="bob").events
     assert Named([("log", event), ("chain", later)]).subjects["chain"] == "bob"
+
+
+async def test_what_was_charged_to_a_key_that_was_rotated_is_lost(clock):
+    keys = CountedKeys()
+    ring = KeyRing(keys, now=clock)
+    old = await ring.sealing("s", 1)
+    await keys.rotate("s")
+    clock.now = FRESH_S * 0.8
+    assert ring.use("s") is old
+    await ring._asking["s"]
+    with pytest.raises(NotAtHand):
+        ring.use("s")
+    assert (await ring.sealing("s", 1)).id != old.id
