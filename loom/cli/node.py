@@ -68,6 +68,7 @@ async def run_worker(
     from loom.processors.service import Processors
     from loom.runtime.collector import calm_collector
 
+    calm_collector()
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -85,7 +86,6 @@ async def run_worker(
         await stack.enter_async_context(runtime)
         forwarder: Any = runtime.stores.events
         await stack.enter_async_context(Processors(config, runtime, forwarder, roles))
-        calm_collector()
         names = ", ".join(sorted(definition.name for definition in definitions))
         typer.echo(f"loom: node {config.node_id} runs {names} ({', '.join(sorted(roles))})", err=True)
         await ended  # raises what makes this node useless: a supervisor starts it again

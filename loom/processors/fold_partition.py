@@ -14,7 +14,7 @@ from loom.processors.summary_table import RESIDENT, SummaryTable
 from loom.stores.kafka.client import Fault, classify, name_of, producer_config
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.lanes import Lane, LaneFault
-from loom.stores.kafka.reader import END_OF_PARTITION, LogReader
+from loom.stores.kafka.reader import LogReader
 from loom.stores.kafka.records import TICK_KEY
 
 if TYPE_CHECKING:
@@ -196,14 +196,13 @@ class FoldPartition:
             ended = False
             while not ended:
                 wait()
+                taken = reader.take()
                 rows: dict[str, bytes | None] = {}
-                for message in reader.take():
-                    error = message.error()
-                    if error is not None:
-                        ended = ended or error.code() == END_OF_PARTITION
-                    elif (key := message.key()) is not None and key != TICK_KEY.encode():
+                for message in taken.records.get(states, ()):
+                    if (key := message.key()) is not None and key != TICK_KEY.encode():
                         rows[key.decode("utf-8", "replace")] = message.value()
                 table.committed(rows.items())
+                ended = bool(taken.ends)
 
     def _fold_one(self, message: Message, changed: dict[str, Summary | None]) -> None:
         """Fold one record. What is no event of an execution is passed over: the log's own readers judge the log."""

@@ -11,7 +11,7 @@ from loom.ids import routing_id, stream_kind
 from loom.schemas.codec import Codec
 from loom.schemas.records import ExecutionSummary
 from loom.stores.kafka.deadline import Deadline
-from loom.stores.kafka.reader import END_OF_PARTITION, LogReader
+from loom.stores.kafka.reader import LogReader
 from loom.stores.kafka.records import TICK_KEY
 from loom.topics.catalogue import Catalogue
 from loom.topics.cluster import Cluster
@@ -147,10 +147,9 @@ def _records(
         while True:
             if deadline.passed:
                 raise DeadlineExceededError(f"reading {topic}", deadline.budget_ms)
-            for message in reader.take():
-                error, key = message.error(), message.key()
-                if error is not None:
-                    if error.code() == END_OF_PARTITION:
-                        return
-                elif key is not None:
+            taken = reader.take()
+            for message in taken.records.get(topic, ()):
+                if (key := message.key()) is not None:
                     yield key.decode("utf-8", "replace"), message.value()
+            if taken.ends:
+                return

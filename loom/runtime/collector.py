@@ -10,7 +10,7 @@ ALLOCATIONS: Final = 100_000
 
 
 def calm_collector() -> None:
-    """Leave what stands now out of collections, and collect seldom: called once, when a node is up.
+    """Leave what stands now out of collections, and collect seldom: called once, before a node opens its stores.
 
     With the defaults a third of a busy writer's time went into collections that found nothing.
     """

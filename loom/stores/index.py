@@ -18,12 +18,11 @@ from loom.stores.ops import DropSnapshot, Effect, PutEvent, PutMark, PutSnapshot
 from loom.stores.rows import StreamRow, merge_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from loom.errors import StreamBrokenError
     from loom.schemas.envelope import Envelope
-    from loom.stores.index_entry import Entry
     from loom.stores.index_file import Stored
 
 DEFAULT_BUDGET_BYTES: Final = 256 * 1024 * 1024
@@ -237,32 +236,40 @@ class StreamIndex:
         if self._table.overfull:
             self._table.maintain()
 
-    def load_event(self, stream_id: str, facts: EventFacts, value: bytes) -> None:
-        """Keep an encoded event; above the row's head it becomes the head."""
-        table, sequence = self._table, facts.sequence
+    def load_events(self, stream_id: str, run: Sequence[tuple[EventFacts, bytes]]) -> None:
+        """Keep encoded events of one stream; what is above the row's head becomes the head."""
+        table, cost = self._table, 0
         with table.lock:
             entry = table.entry(stream_id)
             row = entry.row
-            if sequence == row.head + 1 and not row.deleted:
-                _grow(row, facts)
-                table.take(stream_id, entry, sequence, facts.id, value)
-            else:
-                self._load_out_of_turn(stream_id, entry, facts, value)
-            for inbox, position in facts.consumed:
-                self._consume(inbox, position)
+            for facts, value in run:
+                sequence = facts.sequence
+                if sequence != row.head + 1 or row.deleted:
+                    # its mark came before it, or others are missing before it
+                    row.sealed = row.sealed or facts.sealed  # a mark does not tell
+                    if row.deleted or (
+                        entry.has_zero if sequence == 0 else sequence < max(entry.end, row.first)
+                    ):
+                        continue  # gone, or known
+                if sequence > row.head:
+                    row.put(
+                        sequence,
+                        facts.id,
+                        facts.type,
+                        facts.timestamp,
+                        fence=facts.fence,
+                        node=facts.node,
+                        sealed=facts.sealed,
+                    )
+                cost += entry.add(sequence, facts.id, value)
+            if cost:
+                table.bytes += cost
+                table.touch(stream_id, entry)
+            for facts, _ in run:
+                for inbox, position in facts.consumed:
+                    self._consume(inbox, position)
         if table.overfull:  # the keeper of the file, if it has one, is behind
-            table.maintain()
-
-    def _load_out_of_turn(self, stream_id: str, entry: Entry, facts: EventFacts, value: bytes) -> None:
-        """Keep an event that its mark came before, or that others are missing before, unless it is known or gone."""
-        row, sequence = entry.row, facts.sequence
-        row.sealed = row.sealed or facts.sealed  # a mark does not tell
-        known = entry.has_zero if sequence == 0 else sequence < max(entry.end, row.first)
-        if known or row.deleted:
-            return
-        if sequence > row.head:
-            _grow(row, facts)
-        self._table.take(stream_id, entry, sequence, facts.id, value)
+            table.relieve()
 
     def load_drop(self, stream_id: str, sequence: int) -> None:
         """Nothing to do for a tombstone of an event: the mark beside it says what is gone."""
@@ -298,6 +305,10 @@ class StreamIndex:
             IndexFileError: the file cannot be written; what it lacks is still in memory.
         """
         self._table.maintain()
+
+    def relieve(self) -> None:
+        """As ``maintain``, but no more than the budget demands: where something else is more urgent."""
+        self._table.relieve()
 
     def save_checkpoint(
         self,
@@ -361,16 +372,3 @@ class StreamIndex:
 def encode_snapshot(snapshot: Snapshot) -> bytes:
     """Return a snapshot as JSON: what is kept where the store gives no encoded form of its own."""
     return dump({"state": snapshot.state, "metadata": snapshot.metadata}, "snapshot")
-
-
-def _grow(row: StreamRow, facts: EventFacts) -> None:
-    """The row takes what an event's record says of it."""
-    row.put(
-        facts.sequence,
-        facts.id,
-        facts.type,
-        facts.timestamp,
-        fence=facts.fence,
-        node=facts.node,
-        sealed=facts.sealed,
-    )

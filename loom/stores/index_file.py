@@ -11,6 +11,7 @@ import sqlite3
 import struct
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +38,10 @@ CREATE TABLE IF NOT EXISTS segments (
 CREATE TABLE IF NOT EXISTS snapshots (id TEXT PRIMARY KEY, sequence INTEGER NOT NULL, data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
+_PAGE: Final = 16_384
+"""Bytes: a finished stream takes a kilobyte or three, and a page of four would hold one."""
+_AT_ONCE: Final = 64
+"""Rows of one statement."""
 _HEAD: Final = struct.Struct("<QHI")
 
 Stored = tuple[int, str, bytes]
@@ -160,23 +165,18 @@ class IndexFile:
             for image in streams:
                 self._names.add(image.stream_id)
         with self._writing() as db:
-            db.executemany(
-                "INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?, ?)",
-                [(s.stream_id, s.open, s.held, s.zero, s.row) for s in streams],
-            )
+            _put(db, "streams", [(s.stream_id, s.open, s.held, s.zero, s.row) for s in streams])
             for image in streams:
                 if image.deleted:
                     db.execute("DELETE FROM segments WHERE stream = ?", (image.stream_id,))
                 elif image.trim:
                     _trim(db, image.stream_id, image.first)
-            db.executemany(
-                "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?)",
-                [
-                    (s.stream_id, s.events[0][0], s.events[-1][0], _pack(s.events))
-                    for s in streams
-                    if s.events and not s.deleted
-                ],
-            )
+            segments = [
+                (s.stream_id, s.events[0][0], s.events[-1][0], _pack(s.events))
+                for s in streams
+                if s.events and not s.deleted
+            ]
+            _put(db, "segments", segments)
             db.executemany("DELETE FROM snapshots WHERE id = ?", [(s.execution_id,) for s in snapshots])
             db.executemany(
                 "INSERT INTO snapshots VALUES (?, ?, ?)",
@@ -273,6 +273,7 @@ def load_row(text: str) -> StreamRow:
 def _connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
     try:
+        db.execute(f"PRAGMA page_size = {_PAGE}")  # of a new file
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")  # a crash of the machine may lose the end, never the whole
         db.execute("PRAGMA secure_delete = ON")  # what was erased from the log does not linger here
@@ -285,6 +286,19 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _remove(path: Path) -> None:
     for suffix in ("", "-wal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def _put(db: sqlite3.Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Insert or replace rows, many by one statement: each gives Python's lock away, and has to get it back."""
+    if not rows:
+        return
+    whole = len(rows) - len(rows) % _AT_ONCE
+    row = f"({', '.join('?' * len(rows[0]))})"
+    into = f"INSERT OR REPLACE INTO {table} VALUES "  # noqa: S608 - names of our own
+    for start in range(0, whole, _AT_ONCE):
+        values = chain.from_iterable(rows[start : start + _AT_ONCE])
+        db.execute(into + ", ".join([row] * _AT_ONCE), tuple(values))
+    db.executemany(into + row, rows[whole:])
 
 
 def _pack(events: Iterable[Stored]) -> bytes:

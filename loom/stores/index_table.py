@@ -110,7 +110,12 @@ class StreamTable:
     @property
     def overdue(self) -> bool:
         """Whether ``maintain`` has enough to do to be worth a call."""
-        return self.bytes > self._budget or len(self._finished) + len(self.snapshots) >= BATCH_STREAMS
+        return self.over_budget or len(self._finished) + len(self.snapshots) >= BATCH_STREAMS
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether what is in memory costs more than it may."""
+        return self.bytes > self._budget
 
     @property
     def overfull(self) -> bool:
@@ -122,7 +127,15 @@ class StreamTable:
         with self._maintaining:
             while victims := self._victims():
                 self._flush(victims, leave=True)
-            while len(self.snapshots) >= BATCH_STREAMS or (self.bytes > self._budget and self.snapshots):
+            while len(self.snapshots) >= BATCH_STREAMS or (self.over_budget and self.snapshots):
+                self._flush([], leave=False)
+
+    def relieve(self) -> None:
+        """As ``maintain``, but no more than the budget demands. Not with ``lock``."""
+        with self._maintaining:
+            while self.over_budget and (victims := self._victims()):
+                self._flush(victims, leave=True)
+            while self.over_budget and self.snapshots:
                 self._flush([], leave=False)
 
     def flush(self) -> None:
@@ -160,7 +173,7 @@ class StreamTable:
             victims = [s for s, _ in zip(self._finished, range(BATCH_STREAMS), strict=False)]
             for stream_id in victims:
                 del self._finished[stream_id]
-            if self.bytes <= self._budget:
+            if not self.over_budget:
                 return victims
             excess = self.bytes - self._budget * _LOW_WATER
             excess -= sum(self.entries[s].bytes for s in victims if s in self.entries)

@@ -173,6 +173,46 @@ async def test_a_gap_or_a_torn_batch_stops_its_stream_and_no_other(writers, reco
     await writer.write(append("good", 3))
 
 
+async def test_batches_that_lie_between_each_other_are_whole(writers):
+    writer = writers.make("n1", start=False)
+    producer = foreign_producer(writers.bootstrap)
+    for position in range(3):
+        for stream_id in ("s", "s2"):  # one name begins as the other
+            put(producer, writer, stream_id, position, batch=f"{position}/3")
+    producer.flush(10)
+    writer.start()
+
+    writer.serving()
+    assert writer.health().broken == ()
+    assert writer.ids("s") == writer.ids("s2") == ["e:0", "e:1", "e:2"]
+
+
+@pytest.mark.parametrize("key", [b"s/0", b"s", b"\xff\xfe/0"], ids=["an-event", "no-event", "no-text"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        None,
+        [("type", None)],
+        [("batch", b"1")],
+        [(n, None) for n in ("type", "sequence", "id", "batch", "timestamp")],
+    ],
+    ids=["no-headers", "one-header", "a-batch", "no-values"],
+)
+async def test_a_record_that_is_no_event_is_passed_over(writers, key, headers):
+    first = writers.make("n1").serving()
+    await first.write(append("good", 0, 3))
+    first.stop(10_000)
+    producer = foreign_producer(writers.bootstrap)
+    producer.produce(writers.prefix + "executions", b"garbage", key, partition=0, headers=headers)
+    producer.flush(10)
+
+    writer = writers.make("n2").serving()
+    assert writer.health().broken == ()
+    assert writer.read("s", 0, 10) == []
+    await writer.write(append("good", 3))
+    assert writer.ids("good") == ["e:0", "e:1", "e:2", "e:3"]
+
+
 async def test_a_stream_trimmed_while_it_was_read_is_not_broken(writers):
     writer = writers.make("n1", start=False)
     producer = foreign_producer(writers.bootstrap)

@@ -115,6 +115,6 @@ def test_an_index_built_from_the_log_knows_it(tmp_path, marked):
     if marked:
         index.load_mark("x", mark)
     for facts in events:
-        index.load_event("x", facts, b"")
+        index.load_events("x", [(facts, b"")])
     assert index.info("x").sealed
     index.close()

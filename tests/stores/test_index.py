@@ -173,9 +173,20 @@ def load(index, records, oracle, chance):
     for mark in marks:
         if last[mark.stream_id] is mark or chance.random() < 0.3:
             index.load_mark(mark.stream_id, mark.row.copy())
+    runs = [[]]
+
+    def take_run():
+        if runs[-1]:
+            index.load_events(runs[-1][0][0], [event for _, event in runs[-1]])
+        runs.append([])
+
     for effect in records:
+        if runs[-1] and (not isinstance(effect, PutEvent) or chance.random() < 0.3):
+            take_run()
         if isinstance(effect, PutEvent):
             e = effect.envelope
+            if runs[-1] and runs[-1][0][0] != e.stream_id:
+                take_run()
             row = oracle.row(e.stream_id)
             gone = row.deleted or 0 < e.sequence < row.first
             if gone and chance.random() < 0.7:
@@ -183,11 +194,12 @@ def load(index, records, oracle, chance):
                 continue
             node = e.metadata.get("node") if effect.fence is not None else None
             facts = Facts(e.sequence, e.id, e.type, e.timestamp, effect.fence, node, effect.consumed)
-            index.load_event(e.stream_id, facts, encode_envelope(e))
+            runs[-1].append((e.stream_id, (facts, encode_envelope(e))))
         elif isinstance(effect, PutSnapshot):
             index.load_snapshot(effect.snapshot.execution_id, effect.snapshot.sequence, b"snapshot")
         elif isinstance(effect, DropSnapshot):
             index.load_snapshot(effect.execution_id, -1, None)
+    take_run()
     return lost
 
 
@@ -438,7 +450,7 @@ def test_a_stream_may_leave_memory_between_its_mark_and_its_events(folder):
     built = StreamIndex(folder / "built", encode_envelope, decode_envelope, budget_bytes=1)
     built.load_mark("e", mark)
     for e in source.events("e", 0, 99):
-        built.load_event("e", facts(e.sequence, e.id, e.type), encode_envelope(e))
+        built.load_events("e", [(facts(e.sequence, e.id, e.type), encode_envelope(e))])
         assert built.streams_in_memory == 0
     assert built.row("e") == source.row("e")
     assert [e.sequence for e in built.events("e", 0, 99)] == [0, *range(4, 10)]
@@ -485,12 +497,12 @@ def test_events_may_be_trimmed_before_the_mark_that_says_so_is_read(index):
     write(log("e", *[Kind.EXECUTION_STARTED, *[Kind.STEP_COMPLETED] * 6]), source)
     for e in source.events("e", 0, 99):
         if e.sequence not in {3, 4}:
-            index.load_event("e", facts(e.sequence, e.id, e.type), encode_envelope(e))
+            index.load_events("e", [(facts(e.sequence, e.id, e.type), encode_envelope(e))])
     write(Truncate("e", 5), source)
     mark = source.row("e").copy()
     write(more("e", 6), source)
     (later,) = source.events("e", 7, 1)
-    index.load_event("e", facts(7, later.id, later.type), encode_envelope(later))
+    index.load_events("e", [(facts(7, later.id, later.type), encode_envelope(later))])
     index.load_mark("e", mark)
     assert [e.sequence for e in index.events("e", 0, 99)] == [0, 5, 6, 7]
     assert (index.row("e").head, index.row("e").first) == (7, 5)

@@ -214,6 +214,8 @@ def reader_config(
         "fetch.wait.max.ms": 20,
         "fetch.message.max.bytes": 4_194_304,
         "queued.max.messages.kbytes": 65_536,
+        # a client whose queue was full asks for more only after this; its default, a second, is ten times the reading
+        "fetch.queue.backoff.ms": 10,
         "log_level": 3,
         **kafka,
         "bootstrap.servers": bootstrap,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from loom.stores.kafka.records import EventHead
     from loom.stores.rows import StreamRow
 
+    Loaded = tuple[EventHead, bytes]
+
 _DELETED: Final = 2**63
 """Lowest sequence still there of a stream that is gone."""
 
@@ -34,7 +36,9 @@ class Continuity:
         self._last: dict[str, int] = {}
         self._held: dict[str, int] = {}
         self._limits: dict[str, int] = {}
-        self._open: dict[str, tuple[int, int]] = {}
+        self._open: dict[
+            str, tuple[int, int]
+        ] = {}  # what has to come next: its place in a batch of that size
         self._missing: dict[str, tuple[int, int, str]] = {}
 
     def before_mark(self, stream_id: str) -> None:
@@ -46,29 +50,37 @@ class Continuity:
         """Take what a mark says of where a stream begins."""
         self._limits[stream_id] = _DELETED if row.deleted else row.first
 
-    def event(self, stream_id: str, head: EventHead) -> bool:
-        """Take the next event; False if it belongs to what was trimmed or deleted."""
-        sequence = head.sequence
+    def events(self, stream_id: str, run: list[Loaded]) -> list[Loaded]:
+        """Take the stream's next events; return those that do not belong to what was trimmed or deleted."""
         limit = self._limits.get(stream_id, 0)
-        last = self._last.get(stream_id)
-        if last is None:
-            last = self._held_before(stream_id)
-        if sequence > last:
+        before = self._last.get(stream_id)
+        last = before = self._held_before(stream_id) if before is None else before
+        follows = self._open.get(stream_id)
+        for head, _ in run:
+            sequence, position, size = head.sequence, head.position, head.size
+            if sequence <= last:
+                continue
             if sequence > last + 1 and (sequence > limit or last == NO_EVENTS):
                 self._note(stream_id, last + 1, sequence - 1, "events before a later one are missing")
-            torn = self._open.pop(stream_id, None)
-            if torn is not None and (head.position, head.size) != (torn[0] + 1, torn[1]):
+            if follows is not None and follows != (position, size):
                 self._note(stream_id, sequence, sequence, "the batch before it is not whole")
-            if head.position + 1 < head.size:
-                self._open[stream_id] = (head.position, head.size)
-            self._last[stream_id] = sequence
-        return sequence >= limit or (sequence == 0 and limit < _DELETED)
+            follows = (position + 1, size) if position + 1 < size else None
+            last = sequence
+        if last > before:
+            self._last[stream_id] = last
+            if follows is not None:
+                self._open[stream_id] = follows
+            else:
+                self._open.pop(stream_id, None)
+        if limit <= 1:
+            return run
+        return [e for e in run if e[0].sequence >= limit or (e[0].sequence == 0 and limit < _DELETED)]
 
     def end(self) -> bool:
         """Everything was read; note what is missing at the ends. True if all is whole."""
         for stream_id, (position, size) in self._open.items():
             last = self._last[stream_id]
-            self._note(stream_id, last + 1, last + size - position - 1, "its last batch is not whole")
+            self._note(stream_id, last + 1, last + size - position, "its last batch is not whole")
         for stream_id, held in self._held.items():
             row = self._row(stream_id)
             last = self._last.get(stream_id, held)

@@ -6,6 +6,7 @@ topics is wanted. Values are decoded of first events alone. It costs a reading o
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka.admin import AdminClient
@@ -13,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from loom.errors import IncompleteReadError
 from loom.ids import routing_id
 from loom.stores.kafka.deadline import Deadline
-from loom.stores.kafka.reader import END_OF_PARTITION, Ends, LogReader
+from loom.stores.kafka.reader import Ends, LogReader
 from loom.stores.kafka.records import TICK_KEY
 from loom.stores.sealing.subjects import is_start, subject_in
 
@@ -123,12 +124,8 @@ class SubjectFinder:
             if deadline.passed:
                 topic, end = next(iter(behind.items()))
                 raise IncompleteReadError(topic, partition, reached[topic], end)
-            for message in reader.take():
-                topic, error = message.topic(), message.error()
-                if error is None:
-                    take(message)
-                    reached[topic] = message.offset() + 1
-                elif error.code() == END_OF_PARTITION:
-                    reached[topic] = message.offset()
-                if topic in behind and reached[topic] >= behind[topic]:
-                    del behind[topic]
+            taken = reader.take()
+            for message in chain.from_iterable(taken.records.values()):
+                take(message)
+            reached |= taken.reached
+            behind = {topic: end for topic, end in behind.items() if reached[topic] < end}

@@ -36,6 +36,9 @@ class IndexKeeper:
     """The thread, from ``start`` to ``stop``. The writer offers states; the youngest is saved now and then.
 
     ``each`` is called at every check: what has to be done while the writer's own thread waits for a broker.
+
+    Attributes:
+        yields: whether the writer has more urgent work, such as a takeover; then only memory over its budget is seen to.
     """
 
     def __init__(self, index: StreamIndex, name: str, each: Callable[[], None]) -> None:
@@ -43,6 +46,7 @@ class IndexKeeper:
         self._offered: CheckpointState | None = None
         self._saved_at = time.monotonic() - CHECKPOINT_EVERY_S
         self._failed_until = 0.0
+        self.yields = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"loom-index-{name}", daemon=True)
 
@@ -76,7 +80,9 @@ class IndexKeeper:
                     self._failed_until = time.monotonic() + _FAILED_FOR_S
 
     def _keep(self) -> None:
-        if self._index.overdue:
+        if self.yields:
+            self._index.relieve()
+        elif self._index.overdue:
             self._index.maintain()
         state = self._offered
         if state is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from confluent_kafka import (
     Consumer,
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from confluent_kafka.admin import AdminClient
 
-BATCH: Final = 10_000
-"""Messages taken from the client at once."""
+BATCH: Final = 250
+"""Messages taken from the client at once: few enough to be still in the processor's cache when they are let go."""
 END_OF_PARTITION: Final[int] = KafkaError._PARTITION_EOF  # noqa: SLF001 - the client's name for it
 _POLL_S: Final = 0.01
 """The client waits that long for a batch to fill, so the last one costs it."""
@@ -96,6 +96,22 @@ class Ends:
         raise problem
 
 
+class Taken(NamedTuple):
+    """Records that came, per topic in log order; and where the stable end of a topic was met, its position.
+
+    That is the next offset to read, whatever control records and aborted data lie before it.
+    """
+
+    records: dict[str, list[Any]]
+    ends: dict[str, int]
+
+    @property
+    def reached(self) -> dict[str, int]:
+        """Next offset to read of every topic that got further."""
+        upto = {topic: records[-1].offset() + 1 for topic, records in self.records.items()}
+        return {topic: max(upto.get(topic, 0), self.ends.get(topic, 0)) for topic in upto | self.ends}
+
+
 class LogReader:
     """A consumer of one partition of some topics, by default of committed records only; it belongs to no group."""
 
@@ -123,11 +139,8 @@ class LogReader:
         self._warm = True
         self._consumer.assign([TopicPartition(t, self._partition, at) for t, at in starts.items()])
 
-    def take(self) -> list[Any]:
+    def take(self) -> Taken:
         """Take what has come within a moment.
-
-        The end of a partition, as far as it is stable, comes as a message with the error ``END_OF_PARTITION``; its
-        offset is the position, whatever control records and aborted data lie before it.
 
         Raises:
             StoreError: an error that does not go away by itself.
@@ -136,11 +149,21 @@ class LogReader:
             messages = self._consumer.consume(BATCH, _POLL_S)
         except KafkaException as raised:
             raise store_error(raised, "read the log", self._bootstrap) from None
+        records: dict[str, list[Any]] = {}
+        ends: dict[str, int] = {}
+        message: Any
         for message in messages:
-            error = message.error()
-            if error is not None and (error.code() in _LASTING or error.fatal()):
+            error, topic = message.error(), message.topic()
+            if error is None:
+                if topic in records:
+                    records[topic].append(message)
+                else:
+                    records[topic] = [message]
+            elif error.code() == END_OF_PARTITION:
+                ends[topic] = message.offset()
+            elif error.code() in _LASTING or error.fatal():
                 raise store_error(KafkaException(error), "read the log", self._bootstrap)
-        return messages
+        return Taken(records, ends)
 
     def __enter__(self) -> Self:
         return self

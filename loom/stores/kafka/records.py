@@ -7,6 +7,7 @@ Headers repeat what an index needs, so that it is built without decoding a value
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from loom.ids import RESERVED_PREFIX
@@ -25,7 +26,7 @@ from loom.stores.rows import StreamRow, new_row
 from loom.topics.partitioner import partition_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from loom.schemas.codec import Codec
     from loom.stores.contracts import Clock
@@ -256,42 +257,52 @@ class EventHead(NamedTuple):
 
 _ORDER: Final = ("type", "sequence", "id", "batch", "timestamp")
 """Headers that every event has, as they are written; what follows them is optional."""
+_WORDS: Final = 1024
+_word: Final = lru_cache(_WORDS)(bytes.decode)
+"""Text that many events share: kept once."""
+
+
+@lru_cache(_WORDS)
+def _place(batch: bytes) -> tuple[int, int]:
+    """Position and size of the header ``batch``."""
+    position, _, size = batch.partition(b"/")
+    return int(position), int(size)
 
 
 def event_head(headers: Any) -> EventHead:
     """Read the headers of an event; quick where they are in the order in which they are written.
 
     Raises:
-        ValueError, KeyError: they are not loom's.
+        ValueError, KeyError, AttributeError: they are not loom's.
     """
-    found = headers or []
+    found: Sequence[tuple[str, Any]] = headers or ()
     try:
-        (a, kind), (b, sequence), (c, event_id), (d, batch), (e, timestamp) = found[:5]
-        in_order = (a, b, c, d, e) == _ORDER
+        (a, kind), (b, sequence), (c, event_id), (d, batch), (e, timestamp), *others = found
+        in_order = a == "type" and b == "sequence" and c == "id" and d == "batch" and e == "timestamp"
     except ValueError:
         in_order = False
     if not in_order:
         named = dict(found)
         kind, sequence, event_id, batch, timestamp = (named[name] for name in _ORDER)
-        found = [*_ORDER, *(pair for pair in named.items() if pair[0] not in _ORDER)]
-    slash = batch.index(b"/")
+        others = [pair for pair in named.items() if pair[0] not in _ORDER]
+    position, size = _place(batch)
     fence, node, sealed = None, None, False
     consumed: tuple[tuple[str, int], ...] = ()
-    for name, value in found[5:]:
+    for name, value in others:
         if name == "fence":
             fence = int(value)
         elif name == "node":
-            node = value.decode()
+            node = _word(value)
         elif name == "consumed":
             consumed = _positions(value.decode())
         elif name == "sealed":
             sealed = True
     facts = (
-        kind.decode(),
+        _word(kind),
         int(sequence),
         event_id.decode(),
-        int(batch[:slash]),
-        int(batch[slash + 1 :]),
+        position,
+        size,
         int(timestamp),
         fence,
         node,

@@ -23,7 +23,6 @@ from loom.errors import DecodeError, IncompleteReadError, StreamBrokenError, Top
 from loom.schemas.records import PARTITION_MARK_KEY, SCHEMA_NOTE_PREFIX, PartitionMark, SchemaNote, StreamMark
 from loom.stores.contracts import NO_EVENTS
 from loom.stores.kafka.continuity import Continuity
-from loom.stores.kafka.reader import END_OF_PARTITION, Ends, LogReader
 from loom.stores.kafka.records import TICK_KEY, EventHead, event_head, row_of
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from loom.schemas.codec import Codec
     from loom.stores.index import StreamIndex
     from loom.stores.kafka.deadline import Deadline
+    from loom.stores.kafka.reader import Ends, LogReader
     from loom.stores.rows import StreamRow
     from loom.topics.catalogue import Catalogue
 
@@ -40,7 +40,10 @@ _log = logging.getLogger("loom.kafka.takeover")
 APPENDS: Final = "appends"
 COMMANDS: Final = "commands"
 
-Handler = Callable[[str, Any], None]
+_TICK_KEY: Final = TICK_KEY.encode()
+
+Handler = Callable[[str, list[Any]], None]
+"""What takes records of one topic, in log order."""
 
 
 class UnendedError(Exception):
@@ -58,8 +61,11 @@ _collections: Final = _Collections()
 
 
 @contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """Let the garbage collector rest: a reading makes millions of objects that stay, and it would walk them every time."""
+def no_collection(*, keep: bool) -> Iterator[None]:
+    """Let the garbage collector rest: a reading makes millions of objects that stay, and it would walk them every time.
+
+    ``keep``: nor does it walk them when it works again, nor whatever else stands by then. For what happens seldom.
+    """
     with _collections.lock:
         if _collections.resting == 0:
             _collections.enabled = gc.isenabled()
@@ -70,6 +76,8 @@ def no_collection() -> Iterator[None]:
     finally:
         with _collections.lock:
             _collections.resting -= 1
+            if keep:
+                gc.freeze()
             if _collections.resting == 0 and _collections.enabled:
                 gc.enable()
 
@@ -107,12 +115,12 @@ class Takeover:
         self._ends, self._make_reader = ends, make_reader
         self._continuity: Continuity | None = None
         self._logs: dict[str, Handler] = {
-            catalogue.executions: self._event,
-            catalogue.inbox: self._event,
-            catalogue.quarantine: self._event,
-            catalogue.snapshots: self._snapshot,
+            catalogue.executions: self._events,
+            catalogue.inbox: self._events,
+            catalogue.quarantine: self._events,
+            catalogue.snapshots: _each(self._snapshot),
         }
-        self._marks: dict[str, Handler] = {catalogue.marks: self._mark}
+        self._marks: dict[str, Handler] = {catalogue.marks: _each(self._mark)}
         self._written: set[str] = set()
         self.positions: dict[str, int] = {}
         self.applied: dict[str, int] = {}
@@ -183,7 +191,7 @@ class Takeover:
         continuity = self._continuity or Continuity(self._row, whole=not self.positions)
         self._continuity = continuity
         ends = ends or self._ends.written(self.topics)
-        with self._make_reader() as reader, no_collection():
+        with self._make_reader() as reader, no_collection(keep=not self.positions):
             for handlers in (self._marks, self._logs):
                 self._read_to(
                     {t: ends[t] for t in handlers}, handlers, reader, deadline, wait, patience_s=patience_s
@@ -235,21 +243,12 @@ class Takeover:
 
     def _take(self, reader: LogReader, handlers: Mapping[str, Handler]) -> dict[str, int]:
         """Load what has come; return how far each topic got."""
-        last: dict[str, Any] = {}
-        ends: dict[str, int] = {}
-        for message in reader.take():
-            topic = message.topic()
-            error = message.error()
-            if error is None:
-                handlers[topic](topic, message)
-                last[topic] = message
-                self.found += 1
-            elif error.code() == END_OF_PARTITION:
-                ends[topic] = message.offset()
-        for topic, message in last.items():
-            ends[topic] = max(ends.get(topic, 0), message.offset() + 1)
-            self.appended[topic] = message.timestamp()[1]
-        return ends
+        taken = reader.take()
+        for topic, messages in taken.records.items():
+            handlers[topic](topic, messages)
+            self.found += len(messages)
+            self.appended[topic] = messages[-1].timestamp()[1]
+        return taken.reached
 
     def _stop(self, error: StreamBrokenError) -> None:
         _log.error("partition %d: %s", self._partition, error)
@@ -258,23 +257,36 @@ class Takeover:
 
     # -- records ---------------------------------------------------------------------------------------------
 
-    def _event(self, topic: str, message: Any) -> None:
-        key = message.key().decode()
-        value = message.value()
-        if value is None:
-            if key != TICK_KEY:  # the mark in its transaction says what is gone
-                self.tombstones[topic] = message.timestamp()[1]
+    def _events(self, topic: str, messages: list[Any]) -> None:
+        """Load events; those of one stream that follow each other, as an append's do, at once."""
+        prefix, run = b"", list[tuple[EventHead, bytes]]()
+        for message in messages:
+            key = message.key()
+            value = message.value()
+            if value is None:
+                if key != _TICK_KEY:  # the mark in its transaction says what is gone
+                    self.tombstones[topic] = message.timestamp()[1]
+                continue
+            try:
+                head: EventHead | None = event_head(message.headers())
+            except (KeyError, ValueError, AttributeError):
+                head = self._head_of(topic, message.offset(), value)
+            if head is None:
+                continue
+            if not prefix or not key.startswith(prefix):
+                self._load(prefix, run)
+                prefix, run = key[: key.rfind(b"/") + 1], []
+            run.append((head, value))
+        self._load(prefix, run)
+
+    def _load(self, prefix: bytes, run: list[tuple[EventHead, bytes]]) -> None:
+        if not run:
             return
-        try:
-            head: EventHead | None = event_head(message.headers())
-        except (KeyError, ValueError):
-            head = self._head_of(topic, message.offset(), value)
-        if head is None:
-            return
-        stream_id = key.rpartition("/")[0]
         assert self._continuity is not None
-        if self._continuity.event(stream_id, head):
-            self._index.load_event(stream_id, head, value)
+        stream_id = prefix[:-1].decode("utf-8", "replace")
+        kept = self._continuity.events(stream_id, run)
+        if kept:
+            self._index.load_events(stream_id, kept)
 
     def _head_of(self, topic: str, offset: int, value: bytes) -> EventHead | None:
         """Read an event whose headers were lost on its way; what is no event is passed over: its place is a gap."""
@@ -334,3 +346,13 @@ class Takeover:
             )
         self.marked = True
         self.applied = {APPENDS: mark.appends_offset, COMMANDS: mark.commands_offset}
+
+
+def _each(take: Callable[[str, Any], None]) -> Handler:
+    """Return what takes records one by one."""
+
+    def take_all(topic: str, messages: list[Any]) -> None:
+        for message in messages:
+            take(topic, message)
+
+    return take_all

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from loom.errors import IncompleteReadError
 from loom.stores.contracts import NO_EVENTS
 from loom.stores.kafka.deadline import Deadline
-from loom.stores.kafka.reader import END_OF_PARTITION
 from loom.stores.kafka.records import FIRST, LAST, OUTSIDE, TICK_KEY, Place
 
 if TYPE_CHECKING:
@@ -202,11 +201,7 @@ class Unended:
                 wait()
                 if deadline.passed:
                     raise IncompleteReadError(place.topic, place.partition, position, end)
-                for message in reader.take():
-                    error = message.error()
-                    if error is None:
-                        records.append(message)
-                        position = max(position, message.offset() + 1)
-                    elif error.code() == END_OF_PARTITION:
-                        position = max(position, message.offset())
+                taken = reader.take()
+                records += taken.records.get(place.topic, ())
+                position = max(position, taken.reached.get(place.topic, 0))
         return records

@@ -352,12 +352,15 @@ class PartitionWriter:
 
     def _take(self, after: TenureEnd) -> bool:
         """Begin a tenure after the last one ended so; False to stop (``stop_reason`` says why)."""
+        self._keeper.yields = True
         try:
             self._tenures.begin(after)
         except StopError as stop:
             self.stop_reason, self.error = stop.reason, stop.error
             _log.info("partition %d: its writer stops: %s", self.partition, stop)
             return False
+        finally:
+            self._keeper.yields = False
         takeover = self._takeover
         self._group.waiting.reread()
         self._debts.restore(takeover.owed)

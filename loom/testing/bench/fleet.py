@@ -69,9 +69,9 @@ async def fleet(
         )
         if fresh:
             await asyncio.to_thread(make_topics, config)
+        calm_collector()  # as ``loom worker`` does
         async with Runtime(config, flows=FLOWS) as runtime:
             await owning(runtime, partitions)
-            calm_collector()  # as ``loom worker`` does
             yield runtime
 
 
