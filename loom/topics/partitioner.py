@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import struct
 import time
-from base64 import b32hexencode
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from loom.entropy import Entropy
 from loom.errors import InvalidIdError
-from loom.ids import IdSource, ulid
+from loom.ids import CROCKFORD, IdSource, ulid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,12 +30,9 @@ _M: Final = 0x5BD1E995
 _SEED: Final = 0x9747B28C
 _MASK: Final = 0xFFFFFFFF
 _POSITIVE: Final = 0x7FFFFFFF
-_BASE32: Final = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_BASE32: Final = CROCKFORD.encode()
 _WORDS: Final = tuple(struct.Struct(f"<{n}I").unpack_from for n in range(64))
-_CROCKFORD: Final = bytes.maketrans(b"0123456789ABCDEFGHIJKLMNOPQRSTUV", _BASE32)
 _ULID_LENGTH: Final = 26
-_ULID_TIME: Final = 10
-_random = Entropy(10)
 _ULID_HEAD: Final = 24  # whole words of a ULID; its last two characters are the tail of the hash
 _TAILS: Final = tuple(first | second << 8 for first in _BASE32 for second in _BASE32)
 
@@ -93,12 +88,8 @@ def mint(shard: int, partitions: int, source: IdSource = ulid) -> str:
 
 
 def _turned_ulid(shard: int, partitions: int) -> str:
-    """Return a ULID with the first tail, counted on from a random one, that hashes to ``shard``; any if none does.
-
-    All 80 bits are drawn here: within a millisecond the generator behind ``ulid`` only counts up, so two of its ids
-    may differ in nothing but the tail, and turning would make them one.
-    """
-    data = ulid()[:_ULID_TIME].encode() + b32hexencode(_random()).translate(_CROCKFORD)
+    """Return a ULID with the first tail, counted on from a random one, that hashes to ``shard``; any if none does."""
+    data = ulid().encode()
     head = _mix_words(data, _ULID_HEAD >> 2, _SEED ^ _ULID_LENGTH)
     start = _BASE32.index(data[-2]) << 5 | _BASE32.index(data[-1])
     for step in range(len(_TAILS)):
@@ -142,10 +133,8 @@ def _turnings(shard: int, partitions: int) -> Iterator[str]:
     """Every id of one fresh head that hashes to ``shard``."""
     if not 0 <= shard < partitions:
         raise ValueError(f"shard {shard} is not one of {partitions} partitions")
-    random = b32hexencode(_random()).translate(_CROCKFORD)[: _ULID_HEAD - _ULID_TIME]
-    data = ulid()[:_ULID_TIME].encode() + random
-    head = _mix_words(data, _ULID_HEAD >> 2, _SEED ^ _ULID_LENGTH)
-    text = data.decode()
+    text = ulid()[:_ULID_HEAD]
+    head = _mix_words(text.encode(), _ULID_HEAD >> 2, _SEED ^ _ULID_LENGTH)
     for tail in _TAILS:
         h = ((head ^ tail) * _M) & _MASK
         h = ((h ^ h >> 13) * _M) & _MASK
