@@ -234,7 +234,7 @@ class StreamIndex:
             if not entry.row.deleted:
                 self._table.replace_row(stream_id, entry, merge_rows(entry.row, row))
         if self._table.overfull:
-            self._table.maintain()
+            self._table.relieve()
 
     def load_events(self, stream_id: str, run: Sequence[tuple[EventFacts, bytes]]) -> None:
         """Keep encoded events of one stream; what is above the row's head becomes the head."""
@@ -305,10 +305,6 @@ class StreamIndex:
             IndexFileError: the file cannot be written; what it lacks is still in memory.
         """
         self._table.maintain()
-
-    def relieve(self) -> None:
-        """As ``maintain``, but no more than the budget demands: where something else is more urgent."""
-        self._table.relieve()
 
     def save_checkpoint(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 
 import pytest
@@ -230,6 +231,23 @@ async def test_a_stream_trimmed_while_it_was_read_is_not_broken(writers):
 
     assert takeover.broken == {}
     assert writer.index.event_ids("s", 0, 10) == ["e:0", "e:3", "e:4"]
+
+
+async def test_only_a_first_reading_is_kept_from_the_garbage_collector(writers):
+    first = writers.make("n1").serving()
+    await first.write(append("s", 0, 3))
+    first.stop(10_000)
+    takeover = writers.make("n2", start=False)._takeover
+    gc.unfreeze()
+    try:
+        takeover.read(Deadline.after(20_000), lambda: None)
+        kept = gc.get_freeze_count()
+        assert kept > 0
+        assert gc.isenabled()
+        takeover.read(Deadline.after(20_000), lambda: None)
+        assert gc.get_freeze_count() <= kept
+    finally:
+        gc.unfreeze()
 
 
 async def test_events_below_a_mark_that_are_missing_are_a_gap(writers):

@@ -220,6 +220,24 @@ def test_memory_keeps_to_its_budget(folder):
     index.close()
 
 
+def test_a_reading_that_nobody_maintains_makes_room_itself_and_no_more(folder):
+    source = MemoryIndex()
+    write(log("e", Kind.EXECUTION_STARTED, Kind.EXECUTION_COMPLETED, size=500), source)
+    events = [(facts(e.sequence, e.id, e.type), encode_envelope(e)) for e in source.events("e", 0, 9)]
+    index = open_index(folder, budget=2_000_000)
+    highest, lowest_after = 0, 2_000_000
+    for n in range(3_000):
+        before = index.bytes_in_memory
+        index.load_events(f"e{n:04}", events)
+        highest = max(highest, before)
+        if index.bytes_in_memory < before:
+            lowest_after = min(lowest_after, index.bytes_in_memory)
+    assert 2_900_000 < highest <= 3_000_000
+    assert 1_000_000 < lowest_after < 2_000_000  # a batch of streams leaves at once
+    assert [len(index.events(f"e{n:04}", 0, 9)) for n in range(0, 3_000, 100)] == [2] * 30
+    index.close()
+
+
 def test_a_writer_that_nobody_maintains_makes_room_itself(folder):
     index = open_index(folder, budget=100_000)
     for n in range(300):

@@ -49,15 +49,3 @@ def test_while_it_yields_what_is_finished_stays(tmp_path, checks):
     after(checks, keeper)
     assert index.streams_in_memory == BATCH_STREAMS
     index.close()
-
-
-def test_while_it_yields_memory_over_its_budget_is_relieved_and_no_more(tmp_path, checks):
-    index = open_index(tmp_path, budget=2_600_000)
-    finish(index, 3 * BATCH_STREAMS)
-    assert index.bytes_in_memory > 2_600_000
-    keeper = IndexKeeper(index, "test", checks.release)
-    keeper.yields = True
-    after(checks, keeper)
-    assert 0 < index.bytes_in_memory <= 2_600_000
-    assert len(index.events("e0000", 0, 9)) == 2
-    index.close()

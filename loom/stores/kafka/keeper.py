@@ -38,7 +38,7 @@ class IndexKeeper:
     ``each`` is called at every check: what has to be done while the writer's own thread waits for a broker.
 
     Attributes:
-        yields: whether the writer has more urgent work, such as a takeover; then only memory over its budget is seen to.
+        yields: whether the writer has more urgent work, such as a takeover; it then sees to memory itself.
     """
 
     def __init__(self, index: StreamIndex, name: str, each: Callable[[], None]) -> None:
@@ -80,9 +80,7 @@ class IndexKeeper:
                     self._failed_until = time.monotonic() + _FAILED_FOR_S
 
     def _keep(self) -> None:
-        if self.yields:
-            self._index.relieve()
-        elif self._index.overdue:
+        if self._index.overdue and not self.yields:
             self._index.maintain()
         state = self._offered
         if state is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka.admin import AdminClient
 
-BATCH: Final = 250
+BATCH: Final = 500
 """Messages taken from the client at once: few enough to be still in the processor's cache when they are let go."""
 END_OF_PARTITION: Final[int] = KafkaError._PARTITION_EOF  # noqa: SLF001 - the client's name for it
 _POLL_S: Final = 0.01

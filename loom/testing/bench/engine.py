@@ -16,6 +16,7 @@ from loom.processors.fold_partition import FoldSettings
 from loom.runtime import Client
 from loom.schemas.envelope import Kind, NewEvent
 from loom.stores.contracts import StreamAppend
+from loom.testing.bench.apart import apart
 from loom.testing.bench.fleet import PAYLOAD, fleet, make_topics, many_steps, one_step, parked
 from loom.testing.bench.references import Figure, summarise
 from loom.topics.catalogue import Catalogue
@@ -176,18 +177,50 @@ async def is_parked(runtime: Runtime, execution_id: str) -> None:
             await asyncio.sleep(0.002)
 
 
-async def takeover(bootstrap: str, *, events: int, **settings: Any) -> tuple[float, float, float]:
-    """Seconds until a node that starts serves one partition: of ``events`` events, again with its checkpoint, and empty."""
-    async with fleet(bootstrap, None, partitions=1, **settings) as runtime:
-        prefix = runtime.config.topic_prefix
-    empty = await timed_open(bootstrap, prefix, settings)
-    async with fleet(bootstrap, None, partitions=1, prefix=prefix, **settings) as runtime:
-        await fill(runtime, events)
+def takeover(bootstrap: str, *, events: int) -> tuple[float, float, float]:
+    """Seconds until a node that starts serves one partition: of ``events`` events, again with its checkpoint, and empty.
+
+    The log is filled by one process, and each node is another.
+    """
+    prefix = apart(_made, bootstrap)
+    empty = apart(_opened, bootstrap, prefix, {}, 0.0)
+    apart(_filled, bootstrap, prefix, events)
     with tempfile.TemporaryDirectory(prefix="loom-bench-") as folder:
-        kept = settings | {"data_dir": Path(folder), "node_id": "bench-kept"}
-        cold = await timed_open(bootstrap, prefix, kept, stays_s=CHECKPOINT_S)
-        warm = await timed_open(bootstrap, prefix, kept)
+        kept = {"data_dir": Path(folder), "node_id": "bench-kept"}
+        cold = apart(_opened, bootstrap, prefix, kept, CHECKPOINT_S)
+        warm = apart(_opened, bootstrap, prefix, kept, 0.0)
     return cold, warm, empty
+
+
+def _made(bootstrap: str) -> str:
+    """The prefix of a new log of one partition."""
+
+    async def make() -> str:
+        async with fleet(bootstrap, None, partitions=1) as runtime:
+            return runtime.config.topic_prefix
+
+    return asyncio.run(make())
+
+
+def _filled(bootstrap: str, prefix: str, events: int) -> None:
+    async def write() -> None:
+        async with fleet(bootstrap, None, partitions=1, prefix=prefix) as runtime:
+            await fill(runtime, events)
+
+    asyncio.run(write())
+
+
+def _opened(bootstrap: str, prefix: str, settings: dict[str, Any], stays_s: float) -> float:
+    """Seconds from opening a node to its owning the one partition, where it then stays for a while."""
+
+    async def open_node() -> float:
+        began = time.perf_counter()
+        async with fleet(bootstrap, None, partitions=1, prefix=prefix, **settings):
+            took = time.perf_counter() - began
+            await asyncio.sleep(stays_s)
+        return took
+
+    return asyncio.run(open_node())
 
 
 async def fill(runtime: Runtime, count: int) -> None:
@@ -203,12 +236,3 @@ async def fill(runtime: Runtime, count: int) -> None:
 
     for _ in range(count // (10 * AT_ONCE) + 1):
         await asyncio.gather(*(one() for _ in range(AT_ONCE)))
-
-
-async def timed_open(bootstrap: str, prefix: str, settings: dict[str, Any], *, stays_s: float = 0.0) -> float:
-    """Seconds from opening a node to its owning the one partition, where it then stays for a while."""
-    began = time.perf_counter()
-    async with fleet(bootstrap, None, partitions=1, prefix=prefix, **settings):
-        took = time.perf_counter() - began
-        await asyncio.sleep(stays_s)
-    return took

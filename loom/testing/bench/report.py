@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import os
 import platform
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from loom.errors import ConfigError
 from loom.testing import services
 from loom.testing.bench import engine, leases, memory, sealing
+from loom.testing.bench.apart import apart
 from loom.testing.bench.references import Figure, bare_loop, raw_limit
 from loom.testing.bench.turns import CONCURRENCY
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
     from loom.testing.bench.turns import Windows
 
-LIMIT_S: Final = 900.0
 _WIDTH: Final = 72
 
 
@@ -122,7 +120,7 @@ def _steps(at: Where) -> list[Row]:
 def _takeover(at: Where) -> list[Row]:
     rows = []
     for events in (100_000, round(1_000_000 * at.scale)):
-        cold, warm, empty = asyncio.run(engine.takeover(at.bootstrap, events=events))
+        cold, warm, empty = engine.takeover(at.bootstrap, events=events)
         beside = f"with a local checkpoint {warm:.2f} s; of an empty log {empty:.2f} s"
         rows.append(
             Row(f"start of a node that takes over {events:,} events of a partition", f"{cold:.2f} s", beside)
@@ -204,7 +202,7 @@ def run(names: list[str], *, seconds: float, scale: float, flush_each: bool, as_
         where = Where(broker.bootstrap, redis.url, seconds, scale)
         for _ in range(3):
             services.warm_up(broker.bootstrap)
-        _in_own_process(_warm, where)
+        apart(_warm, where)
         how = (
             f"Python {platform.python_version()}, {os.cpu_count()} cores, {broker.note}; broker and Redis on the same "
             f"machine{', the broker flushing each append' if flush_each else ''}; {seconds:g} s a figure"
@@ -213,7 +211,7 @@ def run(names: list[str], *, seconds: float, scale: float, flush_each: bool, as_
             _say(how)
         rows = []
         for name in names or MEASUREMENTS:
-            measured = _in_own_process(MEASUREMENTS[name], where)
+            measured = apart(MEASUREMENTS[name], where)
             rows += measured
             if not as_json:
                 for row in measured:
@@ -230,9 +228,3 @@ def _say(line: str) -> None:
 def _warm(at: Where) -> list[Row]:
     raw_limit(at.bootstrap, records_a_transaction=1000, seconds=2)
     return []
-
-
-def _in_own_process(measure: Callable[[Where], list[Row]], where: Where) -> list[Row]:
-    """Memory, garbage and threads of one measurement are none of the next."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(measure, where).result(LIMIT_S)
