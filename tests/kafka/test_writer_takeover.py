@@ -214,6 +214,24 @@ async def test_a_record_that_is_no_event_is_passed_over(writers, key, headers):
     assert writer.ids("good") == ["e:0", "e:1", "e:2", "e:3"]
 
 
+@pytest.mark.parametrize("topic", ["marks", "snapshots", "inbox", "quarantine"])
+@pytest.mark.parametrize("sequence", [None, b"first", b"\xff"])
+async def test_garbage_beside_the_executions_is_passed_over(writers, topic, sequence):
+    first = writers.make("n1").serving()
+    await first.write(append("good", 0, 3))
+    first.stop(10_000)
+    producer = foreign_producer(writers.bootstrap)
+    for key in (b"s", b"\xff\xfe"):
+        headers = [("sequence", sequence)]
+        producer.produce(writers.prefix + topic, b"garbage", key, partition=0, headers=headers)
+    producer.flush(10)
+
+    writer = writers.make("n2").serving()
+    await writer.write(append("good", 3))
+    assert writer.ids("good") == ["e:0", "e:1", "e:2", "e:3"]
+    assert writer.index.snapshot("s") is None
+
+
 async def test_a_stream_trimmed_while_it_was_read_is_not_broken(writers):
     writer = writers.make("n1", start=False)
     producer = foreign_producer(writers.bootstrap)

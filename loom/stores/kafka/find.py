@@ -65,7 +65,7 @@ class SubjectFinder:
         chains: dict[str, str] = {}
 
         def take(message: Any) -> None:
-            key = message.key().decode()
+            key = message.key().decode("utf-8", "replace")
             if not key.endswith(FIRST_EVENT):
                 return
             stream_id = key[: -len(FIRST_EVENT)]
@@ -87,7 +87,7 @@ class SubjectFinder:
         standing: dict[str, set[str]] = {}
 
         def take(message: Any) -> None:
-            key = message.key().decode()
+            key = message.key().decode("utf-8", "replace")
             if key == TICK_KEY:
                 return
             stream_id, _, sequence = key.rpartition("/")

@@ -283,7 +283,7 @@ class Takeover:
         if not run:
             return
         assert self._continuity is not None
-        stream_id = prefix[:-1].decode("utf-8", "replace")
+        stream_id = _text(prefix[:-1])
         kept = self._continuity.events(stream_id, run)
         if kept:
             self._index.load_events(stream_id, kept)
@@ -300,17 +300,23 @@ class Takeover:
         )
 
     def _snapshot(self, topic: str, message: Any) -> None:
-        key = message.key().decode()
+        key = _text(message.key())
         value = message.value()
         if value is not None:
             headers = dict(message.headers() or ())
-            self._index.load_snapshot(key, int(headers.get("sequence", NO_EVENTS)), value)
+            try:
+                sequence = int(headers.get("sequence", NO_EVENTS))
+            except (ValueError, TypeError):
+                place = f"{topic}[{self._partition}] at {message.offset()}"
+                _log.warning("%s: no snapshot, its sequence is no number", place)
+            else:
+                self._index.load_snapshot(key, sequence, value)
         elif key != TICK_KEY:
             self.tombstones[topic] = message.timestamp()[1]
             self._index.load_snapshot(key, NO_EVENTS, None)
 
     def _mark(self, topic: str, message: Any) -> None:
-        key = message.key().decode()
+        key = _text(message.key())
         value = message.value()
         if value is None:
             if key != TICK_KEY:
@@ -346,6 +352,11 @@ class Takeover:
             )
         self.marked = True
         self.applied = {APPENDS: mark.appends_offset, COMMANDS: mark.commands_offset}
+
+
+def _text(key: bytes) -> str:
+    """A key as text, whoever wrote it."""
+    return key.decode("utf-8", "replace")
 
 
 def _each(take: Callable[[str, Any], None]) -> Handler:

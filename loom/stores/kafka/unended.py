@@ -102,7 +102,8 @@ def open_transactions(parts: Mapping[Place, Sequence[Any]]) -> dict[str, OpenTra
 
 
 def _said(message: Any) -> dict[str, str]:
-    return {name: value.decode() for name, value in message.headers() or () if name in {FIRST, LAST}}
+    found = (pair for pair in message.headers() or () if pair[0] in {FIRST, LAST})
+    return {name: (value or b"").decode("utf-8", "replace") for name, value in found}
 
 
 class Unended:

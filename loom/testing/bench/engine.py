@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 import time
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ from loom.schemas.envelope import Kind, NewEvent
 from loom.stores.contracts import StreamAppend
 from loom.testing.bench.apart import apart
 from loom.testing.bench.fleet import PAYLOAD, fleet, make_topics, many_steps, one_step, parked
-from loom.testing.bench.references import Figure, summarise
+from loom.testing.bench.references import Figure, plain_read, summarise
 from loom.topics.catalogue import Catalogue
 from loom.topics.partitioner import mint
 
@@ -177,19 +178,26 @@ async def is_parked(runtime: Runtime, execution_id: str) -> None:
             await asyncio.sleep(0.002)
 
 
-def takeover(bootstrap: str, *, events: int) -> tuple[float, float, float]:
-    """Seconds until a node that starts serves one partition: of ``events`` events, again with its checkpoint, and empty.
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """Seconds until a node that starts serves one partition; and that a plain consumer takes to read it."""
 
-    The log is filled by one process, and each node is another.
-    """
+    full: float
+    with_checkpoint: float
+    empty: float
+    plain_read: float
+
+
+def takeover(bootstrap: str, *, events: int) -> Starts:
+    """How long a node takes to start over a log of ``events`` events. One process fills it, and each node is another."""
     prefix = apart(_made, bootstrap)
     empty = apart(_opened, bootstrap, prefix, {}, 0.0)
     apart(_filled, bootstrap, prefix, events)
     with tempfile.TemporaryDirectory(prefix="loom-bench-") as folder:
         kept = {"data_dir": Path(folder), "node_id": "bench-kept"}
-        cold = apart(_opened, bootstrap, prefix, kept, CHECKPOINT_S)
+        full = apart(_opened, bootstrap, prefix, kept, CHECKPOINT_S)
         warm = apart(_opened, bootstrap, prefix, kept, 0.0)
-    return cold, warm, empty
+    return Starts(full, warm, empty, apart(plain_read, bootstrap, Catalogue(prefix, 1).executions))
 
 
 def _made(bootstrap: str) -> str:

@@ -1,8 +1,9 @@
-"""What the machine can do without an engine: the two references that figures are set beside.
+"""What the machine can do without an engine: the references that figures are set beside.
 
 * The raw limit: a transactional producer on two lanes that moves records, as many a transaction as it is told.
 * The bare loop: the records of one-step executions, each append awaited, one writer thread with group commit on two
   lanes, encoded with loom's codec and headers, and no engine.
+* The plain reader: a consumer of a partition that looks at each record's key, value and headers, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 import uuid
 from dataclasses import dataclass
 
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -24,6 +25,7 @@ from loom.schemas.envelope import EVENT_SCHEMA, Envelope
 
 LANES = 2
 DEADLINE_S = 30.0
+READ_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,34 @@ def raw_limit(
         lane.commit_transaction(DEADLINE_S)
         moved += records_a_transaction
     return Figure(moved / (time.perf_counter() - began))
+
+
+def plain_read(bootstrap: str, topic: str) -> float:
+    """Seconds for a plain consumer to read what was committed to partition 0 of a topic."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": topic,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "fetch.queue.backoff.ms": 10,
+            "log_level": 2,
+        }
+    )
+    consumer.list_topics(topic, timeout=DEADLINE_S)
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    began, ended = time.perf_counter(), False
+    try:
+        while not ended:
+            for message in consumer.consume(500, 0.05):
+                ended = message.error() is not None
+                message.key(), message.value(), message.headers()
+            if time.perf_counter() - began > READ_S:
+                raise TimeoutError(f"{topic} was not read in {READ_S:g} s")
+        return time.perf_counter() - began
+    finally:
+        consumer.close()
 
 
 class _GroupCommit(threading.Thread):
