@@ -74,6 +74,8 @@ def test_records_are_told_apart_by_the_transaction_that_they_open_with():
 
 def test_records_of_nobody_are_nobodys_to_end():
     assert open_transactions({EXECUTIONS: [record("s/0")]}) is None
+    for header in ("", "a", "a;b;c", "a;0;t.executions/x", "\ufffd;0"):
+        assert open_transactions({EXECUTIONS: [record("s/0", (FIRST, header), (LAST, "a"))]}) is None
     assert open_transactions({EXECUTIONS: [record("s/0", begins("a"), (LAST, "a")), record("s/1")]}) is None
 
 

@@ -70,11 +70,15 @@ class OpenTransaction:
         return all(sequence > heads[stream] for stream, sequence in self.events)
 
 
-def _begun(value: str) -> OpenTransaction:
-    transaction_id, lane, names = value.split(";")
-    places = [name.rpartition("/") for name in names.split(",") if name != OUTSIDE]
-    found = tuple(Place(topic, int(partition)) for topic, _, partition in places)
-    return OpenTransaction(transaction_id, int(lane), found, OUTSIDE in names.split(","))
+def _begun(value: str) -> OpenTransaction | None:
+    """What the header of a transaction's first record says; None: it is none of loom's."""
+    try:
+        transaction_id, lane, names = value.split(";")
+        places = [name.rpartition("/") for name in names.split(",") if name != OUTSIDE]
+        found = tuple(Place(topic, int(partition)) for topic, _, partition in places)
+        return OpenTransaction(transaction_id, int(lane), found, OUTSIDE in names.split(","))
+    except ValueError:
+        return None
 
 
 def open_transactions(parts: Mapping[Place, Sequence[Any]]) -> dict[str, OpenTransaction] | None:
@@ -89,6 +93,8 @@ def open_transactions(parts: Mapping[Place, Sequence[Any]]) -> dict[str, OpenTra
             headers = _said(message)
             if FIRST in headers:
                 begun = _begun(headers[FIRST])
+                if begun is None:
+                    return None
                 current = found.setdefault(begun.id, begun)
             if current is None:
                 return None
