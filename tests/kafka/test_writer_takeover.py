@@ -188,16 +188,28 @@ async def test_batches_that_lie_between_each_other_are_whole(writers):
     assert writer.ids("s") == writer.ids("s2") == ["e:0", "e:1", "e:2"]
 
 
+HEADERS = {"type": b"STEP_COMPLETED", "sequence": b"0", "id": b"e:0", "batch": b"0/1", "timestamp": b"1"}
+
+
 @pytest.mark.parametrize("key", [b"s/0", b"s", b"\xff\xfe/0"], ids=["an-event", "no-event", "no-text"])
 @pytest.mark.parametrize(
     "headers",
     [
         None,
         [("type", None)],
-        [("batch", b"1")],
-        [(n, None) for n in ("type", "sequence", "id", "batch", "timestamp")],
+        [(name, None) for name in HEADERS],
+        *([(name, None if name == lost else value) for name, value in HEADERS.items()] for lost in HEADERS),
+        [*({**HEADERS, "batch": b"1"}).items()],
+        [*HEADERS.items(), ("fence", None)],
     ],
-    ids=["no-headers", "one-header", "a-batch", "no-values"],
+    ids=[
+        "no-headers",
+        "one-header",
+        "no-values",
+        *(f"no-{name}" for name in HEADERS),
+        "half-a-batch",
+        "no-fence",
+    ],
 )
 async def test_a_record_that_is_no_event_is_passed_over(writers, key, headers):
     first = writers.make("n1").serving()
@@ -212,6 +224,21 @@ async def test_a_record_that_is_no_event_is_passed_over(writers, key, headers):
     assert writer.read("s", 0, 10) == []
     await writer.write(append("good", 3))
     assert writer.ids("good") == ["e:0", "e:1", "e:2", "e:3"]
+
+
+async def test_a_key_without_a_sequence_is_no_event(writers):
+    writer = writers.make("n1", start=False)
+    producer = foreign_producer(writers.bootstrap)
+    for key in (b"s", b"t"):
+        producer.produce(
+            writers.prefix + "executions", b"garbage", key, partition=0, headers=[*HEADERS.items()]
+        )
+    put(producer, writer, "good", 0)
+    producer.flush(10)
+    writer.start()
+
+    writer.serving()
+    assert [info.stream_id for info in writer.index.open_logs()] == ["good"]
 
 
 @pytest.mark.parametrize("topic", ["marks", "snapshots", "inbox", "quarantine"])

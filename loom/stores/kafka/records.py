@@ -273,7 +273,7 @@ def event_head(headers: Any) -> EventHead:
     """Read the headers of an event; quick where they are in the order in which they are written.
 
     Raises:
-        ValueError, KeyError, AttributeError: they are not loom's.
+        ValueError, KeyError, TypeError, AttributeError: they are not loom's.
     """
     found: Sequence[tuple[str, Any]] = headers or ()
     try:

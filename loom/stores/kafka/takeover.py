@@ -269,7 +269,7 @@ class Takeover:
                 continue
             try:
                 head: EventHead | None = event_head(message.headers())
-            except (KeyError, ValueError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError):
                 head = self._head_of(topic, message.offset(), value)
             if head is None:
                 continue
@@ -280,7 +280,7 @@ class Takeover:
         self._load(prefix, run)
 
     def _load(self, prefix: bytes, run: list[tuple[EventHead, bytes]]) -> None:
-        if not run:
+        if not run or not prefix:  # a key without a sequence is no event's
             return
         assert self._continuity is not None
         stream_id = _text(prefix[:-1])
