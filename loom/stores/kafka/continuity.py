@@ -36,9 +36,9 @@ class Continuity:
         self._last: dict[str, int] = {}
         self._held: dict[str, int] = {}
         self._limits: dict[str, int] = {}
-        self._open: dict[
+        self._next: dict[
             str, tuple[int, int]
-        ] = {}  # what has to come next: its place in a batch of that size
+        ] = {}  # of a batch under way: the position that follows, its size
         self._missing: dict[str, tuple[int, int, str]] = {}
 
     def before_mark(self, stream_id: str) -> None:
@@ -53,9 +53,9 @@ class Continuity:
     def events(self, stream_id: str, run: list[Loaded]) -> list[Loaded]:
         """Take the stream's next events; return those that do not belong to what was trimmed or deleted."""
         limit = self._limits.get(stream_id, 0)
-        before = self._last.get(stream_id)
-        last = before = self._held_before(stream_id) if before is None else before
-        follows = self._open.get(stream_id)
+        known = self._last.get(stream_id)
+        last = before = self._held_before(stream_id) if known is None else known
+        follows = self._next.get(stream_id)
         for head, _ in run:
             sequence, position, size = head.sequence, head.position, head.size
             if sequence <= last:
@@ -69,16 +69,16 @@ class Continuity:
         if last > before:
             self._last[stream_id] = last
             if follows is not None:
-                self._open[stream_id] = follows
+                self._next[stream_id] = follows
             else:
-                self._open.pop(stream_id, None)
+                self._next.pop(stream_id, None)
         if limit <= 1:
             return run
         return [e for e in run if e[0].sequence >= limit or (e[0].sequence == 0 and limit < _DELETED)]
 
     def end(self) -> bool:
         """Everything was read; note what is missing at the ends. True if all is whole."""
-        for stream_id, (position, size) in self._open.items():
+        for stream_id, (position, size) in self._next.items():
             last = self._last[stream_id]
             self._note(stream_id, last + 1, last + size - position, "its last batch is not whole")
         for stream_id, held in self._held.items():
