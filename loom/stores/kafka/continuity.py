@@ -36,9 +36,8 @@ class Continuity:
         self._last: dict[str, int] = {}
         self._held: dict[str, int] = {}
         self._limits: dict[str, int] = {}
-        self._next: dict[
-            str, tuple[int, int]
-        ] = {}  # of a batch under way: the position that follows, its size
+        # of a batch under way: the position that follows, and its size
+        self._next: dict[str, tuple[int, int]] = {}
         self._missing: dict[str, tuple[int, int, str]] = {}
 
     def before_mark(self, stream_id: str) -> None:
