@@ -25,6 +25,7 @@ from loom.errors import (
 from loom.ids import routing_id
 from loom.schemas.envelope import Kind
 from loom.schemas.records import Command
+from loom.stores.kafka.records import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -155,7 +156,7 @@ class Delivery:
         if record.value is None or dict(record.headers or ()).get("type") != Kind.INBOX_MESSAGE.encode():
             acknowledge()
             return
-        stream, _, sequence = (record.key or b"").decode("utf-8", "replace").rpartition("/")
+        stream, _, sequence = text_of(record.key).rpartition("/")
         if not stream or not sequence.isdecimal():
             self._report(source, DecodeError(f"key of {source}", "it is no <stream>/<sequence>"))
             acknowledge()
@@ -182,7 +183,7 @@ class Delivery:
             command = self._codec.decode(value, Command, "command")
             await self._bridge.command(replace(command, id=command.id or str(source)), source)
 
-        chain = (record.key or str(source).encode()).decode("utf-8", "replace")
+        chain = text_of(record.key or str(source).encode())
         await self._start(chain, _Job(source, work, [acknowledge], record))
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ from loom.stores.kafka.client import Fault, classify, name_of, producer_config
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.lanes import Lane, LaneFault
 from loom.stores.kafka.reader import LogReader
-from loom.stores.kafka.records import TICK_KEY
+from loom.stores.kafka.records import TICK_KEY, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -200,13 +200,13 @@ class FoldPartition:
                 rows: dict[str, bytes | None] = {}
                 for message in taken.records.get(states, ()):
                     if (key := message.key()) is not None and key != TICK_KEY.encode():
-                        rows[key.decode("utf-8", "replace")] = message.value()
+                        rows[text_of(key)] = message.value()
                 table.committed(rows.items())
                 ended = bool(taken.ends)
 
     def _fold_one(self, message: Message, changed: dict[str, Summary | None]) -> None:
         """Fold one record. What is no event of an execution is passed over: the log's own readers judge the log."""
-        execution_id, _, sequence = (message.key() or b"").decode("utf-8", "replace").rpartition("/")
+        execution_id, _, sequence = text_of(message.key()).rpartition("/")
         if not execution_id or not sequence.isdecimal() or stream_kind(execution_id) != "executions":
             return
         value = message.value()

@@ -16,6 +16,7 @@ from loom.errors import LoomError
 from loom.ids import routing_id, stream_kind
 from loom.processors.delivery import Record, Source
 from loom.schemas.records import OperatorSignal
+from loom.stores.kafka.records import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -106,7 +107,7 @@ class HeldTopics:
 
     async def take(self, record: Record, acknowledge: Callable[[], object]) -> None:
         """Take a record of ``quarantine``. It is acknowledged at once: which chains there are is read anew at a start."""
-        stream, _, sequence = (record.key or b"").decode("utf-8", "replace").rpartition("/")
+        stream, _, sequence = text_of(record.key).rpartition("/")
         if stream_kind(stream) == "quarantine" and sequence.isdecimal() and sequence != "0":
             chain_id = routing_id(stream)
             if record.value is not None or chain_id in self._chains:

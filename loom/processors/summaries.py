@@ -12,7 +12,7 @@ from loom.schemas.codec import Codec
 from loom.schemas.records import ExecutionSummary
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.reader import LogReader
-from loom.stores.kafka.records import TICK_KEY
+from loom.stores.kafka.records import TICK_KEY, text_of
 from loom.topics.catalogue import Catalogue
 from loom.topics.cluster import Cluster
 
@@ -150,6 +150,6 @@ def _records(
             taken = reader.take()
             for message in taken.records.get(topic, ()):
                 if (key := message.key()) is not None:
-                    yield key.decode("utf-8", "replace"), message.value()
+                    yield text_of(key), message.value()
             if taken.ends:
                 return

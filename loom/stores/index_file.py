@@ -295,9 +295,9 @@ def _put(db: sqlite3.Connection, table: str, rows: Sequence[tuple[Any, ...]]) ->
     whole = len(rows) - len(rows) % _AT_ONCE
     row = f"({', '.join('?' * len(rows[0]))})"
     into = f"INSERT OR REPLACE INTO {table} VALUES "  # noqa: S608 - names of our own
+    many = into + ", ".join([row] * _AT_ONCE)
     for start in range(0, whole, _AT_ONCE):
-        values = chain.from_iterable(rows[start : start + _AT_ONCE])
-        db.execute(into + ", ".join([row] * _AT_ONCE), tuple(values))
+        db.execute(many, tuple(chain.from_iterable(rows[start : start + _AT_ONCE])))
     db.executemany(into + row, rows[whole:])
 
 

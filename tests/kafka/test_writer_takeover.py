@@ -197,7 +197,7 @@ NO_HEADERS = [
     [*({**HEADERS, "batch": b"1"}).items()],
     [*HEADERS.items(), ("fence", None)],
 ]
-"""Headers of no event: each alone once kept a partition from being served."""
+"""Headers of no event."""
 
 
 async def test_records_that_are_no_events_are_passed_over(writers):

@@ -15,10 +15,8 @@ from loom.stores.contracts import NO_EVENTS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loom.stores.kafka.records import EventHead
+    from loom.stores.kafka.records import Loaded
     from loom.stores.rows import StreamRow
-
-    Loaded = tuple[EventHead, bytes]
 
 _DELETED: Final = 2**63
 """Lowest sequence still there of a stream that is gone."""

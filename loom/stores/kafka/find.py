@@ -15,7 +15,7 @@ from loom.errors import IncompleteReadError
 from loom.ids import routing_id
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.reader import Ends, LogReader
-from loom.stores.kafka.records import TICK_KEY
+from loom.stores.kafka.records import TICK_KEY, text_of
 from loom.stores.sealing.subjects import is_start, subject_in
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class SubjectFinder:
         chains: dict[str, str] = {}
 
         def take(message: Any) -> None:
-            key = message.key().decode("utf-8", "replace")
+            key = text_of(message.key())
             if not key.endswith(FIRST_EVENT):
                 return
             stream_id = key[: -len(FIRST_EVENT)]
@@ -87,7 +87,7 @@ class SubjectFinder:
         standing: dict[str, set[str]] = {}
 
         def take(message: Any) -> None:
-            key = message.key().decode("utf-8", "replace")
+            key = text_of(message.key())
             if key == TICK_KEY:
                 return
             stream_id, _, sequence = key.rpartition("/")

@@ -29,7 +29,7 @@ from loom.stores.judge import Tick, WriteOp
 from loom.stores.kafka import wire
 from loom.stores.kafka.offsets import OffsetTracker
 from loom.stores.kafka.ownership import APPENDS
-from loom.stores.kafka.records import TICK_KEY
+from loom.stores.kafka.records import TICK_KEY, text_of
 from loom.topics.partitioner import partition_of
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ class PartitionIntake:
 
     def _forward(self, message: Message, partition: int | None) -> bool:
         """A request in the wrong partition is forwarded, not trusted (kafka.md, "Topics")."""
-        key = (message.key() or b"").decode("utf-8", "replace")
+        key = text_of(message.key())
         _log.warning("request in partition %s forwarded to %s", message.partition(), partition)
         assert partition is not None
         sent = self._all.sender.send_and_wait(

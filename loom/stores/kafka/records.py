@@ -255,6 +255,15 @@ class EventHead(NamedTuple):
     sealed: bool = False
 
 
+Loaded = tuple[EventHead, bytes]
+"""An event as a reading finds it: what its headers say, and its value."""
+
+
+def text_of(raw: bytes | None) -> str:
+    """A key, or a header's value, as text, whoever wrote it; empty where there is none."""
+    return (raw or b"").decode("utf-8", "replace")
+
+
 _ORDER: Final = ("type", "sequence", "id", "batch", "timestamp")
 """Headers that every event has, as they are written; what follows them is optional."""
 _WORDS: Final = 1024
@@ -263,7 +272,7 @@ _word: Final = lru_cache(_WORDS)(bytes.decode)
 
 
 @lru_cache(_WORDS)
-def _place(batch: bytes) -> tuple[int, int]:
+def _batch(batch: bytes) -> tuple[int, int]:
     """Position and size of the header ``batch``."""
     position, _, size = batch.partition(b"/")
     return int(position), int(size)
@@ -285,7 +294,7 @@ def event_head(headers: Any) -> EventHead:
         named = dict(found)
         kind, sequence, event_id, batch, timestamp = (named[name] for name in _ORDER)
         others = [pair for pair in named.items() if pair[0] not in _ORDER]
-    position, size = _place(batch)
+    position, size = _batch(batch)
     fence, node, sealed = None, None, False
     consumed: tuple[tuple[str, int], ...] = ()
     for name, value in others:

@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from loom.errors import DecodeError, StoreError
 from loom.stores.kafka.client import name_of, reader_config
 from loom.stores.kafka.reader import END_OF_PARTITION, Ends
+from loom.stores.kafka.records import text_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -148,7 +149,7 @@ class TailReader:
                 if error.code() != END_OF_PARTITION:
                     _log.info("tail: %s", name_of(KafkaException(error)))
                 continue
-            stream_id = (message.key() or b"").decode("utf-8", "replace").rpartition("/")[0]
+            stream_id = text_of(message.key()).rpartition("/")[0]
             value = message.value()
             with self._lock:
                 wanted = stream_id in self._streams

@@ -23,7 +23,7 @@ from loom.errors import DecodeError, IncompleteReadError, StreamBrokenError, Top
 from loom.schemas.records import PARTITION_MARK_KEY, SCHEMA_NOTE_PREFIX, PartitionMark, SchemaNote, StreamMark
 from loom.stores.contracts import NO_EVENTS
 from loom.stores.kafka.continuity import Continuity
-from loom.stores.kafka.records import TICK_KEY, EventHead, event_head, row_of
+from loom.stores.kafka.records import TICK_KEY, EventHead, Loaded, event_head, row_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -259,7 +259,7 @@ class Takeover:
 
     def _events(self, topic: str, messages: list[Any]) -> None:
         """Load events; those of one stream that follow each other, as an append's do, at once."""
-        prefix, run = b"", list[tuple[EventHead, bytes]]()
+        prefix, run = b"", list[Loaded]()
         for message in messages:
             key = message.key()
             value = message.value()
@@ -279,11 +279,11 @@ class Takeover:
             run.append((head, value))
         self._load(prefix, run)
 
-    def _load(self, prefix: bytes, run: list[tuple[EventHead, bytes]]) -> None:
+    def _load(self, prefix: bytes, run: list[Loaded]) -> None:
         if not run or not prefix:  # a key without a sequence is no event's
             return
         assert self._continuity is not None
-        stream_id = _text(prefix[:-1])
+        stream_id = text_of(prefix[:-1])
         kept = self._continuity.events(stream_id, run)
         if kept:
             self._index.load_events(stream_id, kept)
@@ -300,7 +300,7 @@ class Takeover:
         )
 
     def _snapshot(self, topic: str, message: Any) -> None:
-        key = _text(message.key())
+        key = text_of(message.key())
         value = message.value()
         if value is not None:
             headers = dict(message.headers() or ())
@@ -316,7 +316,7 @@ class Takeover:
             self._index.load_snapshot(key, NO_EVENTS, None)
 
     def _mark(self, topic: str, message: Any) -> None:
-        key = _text(message.key())
+        key = text_of(message.key())
         value = message.value()
         if value is None:
             if key != TICK_KEY:
@@ -352,11 +352,6 @@ class Takeover:
             )
         self.marked = True
         self.applied = {APPENDS: mark.appends_offset, COMMANDS: mark.commands_offset}
-
-
-def _text(key: bytes) -> str:
-    """A key as text, whoever wrote it."""
-    return key.decode("utf-8", "replace")
 
 
 def _each(take: Callable[[str, Any], None]) -> Handler:

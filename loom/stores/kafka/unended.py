@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from loom.errors import IncompleteReadError
 from loom.stores.contracts import NO_EVENTS
 from loom.stores.kafka.deadline import Deadline
-from loom.stores.kafka.records import FIRST, LAST, OUTSIDE, TICK_KEY, Place
+from loom.stores.kafka.records import FIRST, LAST, OUTSIDE, TICK_KEY, Place, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +87,7 @@ def open_transactions(parts: Mapping[Place, Sequence[Any]]) -> dict[str, OpenTra
     for place, messages in parts.items():
         current: OpenTransaction | None = None
         for message in messages:
-            key = (message.key() or b"").decode("utf-8", "replace")
+            key = text_of(message.key())
             if key == TICK_KEY and message.value() is None:
                 continue
             headers = _said(message)
@@ -109,7 +109,7 @@ def open_transactions(parts: Mapping[Place, Sequence[Any]]) -> dict[str, OpenTra
 
 def _said(message: Any) -> dict[str, str]:
     found = (pair for pair in message.headers() or () if pair[0] in {FIRST, LAST})
-    return {name: (value or b"").decode("utf-8", "replace") for name, value in found}
+    return {name: text_of(value) for name, value in found}
 
 
 class Unended:
