@@ -74,7 +74,7 @@ class FoldLane(Lane):
         self._trust()
         self._repeat(
             "send offsets",
-            lambda left_s: self._client.send_offsets_to_transaction(offsets, group, left_s),
+            lambda client, left_s: client.send_offsets_to_transaction(offsets, group, left_s),
             deadline,
         )
         self.commit(deadline)

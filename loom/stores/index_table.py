@@ -152,21 +152,25 @@ class StreamTable:
         """Forget everything, in memory and in the file. Not with ``lock``."""
         with self._maintaining, self.lock:
             self.file.wipe()
-            for kept in (
-                self.entries,
-                self.snapshots,
-                self.inboxes,
-                self.open_logs,
-                self._dirty,
-                self._finished,
-            ):
-                kept.clear()
-            self.bytes = 0
+            self._let_go()
 
     def close(self) -> None:
-        """Close the file, after a write under way. What only memory holds is lost. Idempotent."""
-        with self._maintaining:
+        """Close the file, after a write under way, and let go what memory holds; it is lost. Idempotent."""
+        with self._maintaining, self.lock:
             self.file.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for kept in (
+            self.entries,
+            self.snapshots,
+            self.inboxes,
+            self.open_logs,
+            self._dirty,
+            self._finished,
+        ):
+            kept.clear()
+        self.bytes = 0
 
     def _victims(self) -> list[str]:
         with self.lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 
 import pytest
@@ -11,6 +12,15 @@ from writers import Process, Writers, create_log
 from loom.errors import ServiceMissingError
 from loom.testing import services
 from loom.testing.proxy import KafkaProxy
+
+
+@pytest.fixture
+def no_garbage_collection():
+    """Whatever only the garbage collector frees stays until the test has ended."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

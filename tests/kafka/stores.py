@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -35,6 +36,15 @@ def drop_log(bootstrap, prefix):
     mine = [name for name in admin.list_topics(timeout=15).topics if name.startswith(prefix)]
     for deleted in admin.delete_topics(mine, request_timeout=15).values() if mine else ():
         deleted.result(15)
+
+
+def kafka_clients():
+    """How many clients of Kafka this process has: each has one thread of that name."""
+    clients = 0
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            clients += (task / "comm").read_text().startswith("rdk:main")
+    return clients
 
 
 async def until(condition, patience_s=PATIENCE_S):

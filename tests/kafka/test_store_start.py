@@ -22,7 +22,7 @@ from loom.stores.contracts import LeaseStore, SnapshotStore, WakeStore
 from loom.stores.kafka import open_stores
 from loom.testing.conformance.event_store.support import started
 from loom.testing.services import free_ports
-from stores import StoreBench, timed, until
+from stores import StoreBench, kafka_clients, timed, until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -105,6 +105,24 @@ async def test_a_closed_store_refuses_and_closing_again_does_nothing(bench):
         with pytest.raises(StoreClosedError):
             await store.append(started(bench.chain()))
     assert not threads()
+
+
+async def test_no_client_outlives_its_store_or_its_tenure(bench, no_garbage_collection):
+    before = kafka_clients()
+    owner, client = await bench.owner(), await bench.client()
+    chain = bench.chain()
+    follows = client.subscribe(chain)
+    await client.append(started(chain, fence=None))
+    assert (await anext(follows)).sequence == 0
+    serving = kafka_clients()
+    for _ in range(3):
+        bench.fence(0)
+        await owner.acquire_fence(chain, "owner")  # by a tenure of its own
+    await until(lambda: kafka_clients() <= serving)
+    await follows.aclose()
+    await client.close()
+    await owner.close()
+    await until(lambda: kafka_clients() <= before)
 
 
 async def test_two_processes_with_one_node_id_are_told_apart(bench, tmp_path):

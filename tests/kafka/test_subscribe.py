@@ -19,7 +19,7 @@ from loom.stores.kafka.subscribe import PAGE_EVENTS, LiveFeed, LiveQueue, follow
 from loom.stores.kafka.view import PartitionView
 from loom.testing.conformance.event_store.support import message, started, steps, take
 from loom.testing.conformance.snapshot_store import SnapshotStoreConformance
-from stores import StoreBench, timed, until
+from stores import StoreBench, kafka_clients, timed, until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -232,6 +232,15 @@ async def test_a_view_answers_with_everything_committed_when_asked(bench, tmp_pa
     assert await view.read(chain) == []
     await view.close()
     await view.close()
+
+
+async def test_a_closed_view_leaves_no_client(bench, tmp_path, no_garbage_collection):
+    before = kafka_clients()
+    settings = KafkaSettings(bench.bootstrap, "viewer", bench.prefix, bench.partitions)
+    view = PartitionView(settings, 0, tmp_path / "view.index")
+    assert await view.info(bench.chain()) is None
+    await view.close()
+    await until(lambda: kafka_clients() <= before)
 
 
 async def test_a_view_never_answers_with_less_as_if_it_were_all(bench, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+import weakref
 
 import pytest
 from writers import append, create_log, drop_log, event, foreign_producer, streams, until, visible
@@ -270,21 +271,36 @@ async def test_a_stream_trimmed_while_it_was_read_is_not_broken(writers):
     assert writer.index.event_ids("s", 0, 10) == ["e:0", "e:3", "e:4"]
 
 
-async def test_only_a_first_reading_is_kept_from_the_garbage_collector(writers):
-    first = writers.make("n1").serving()
-    await first.write(append("s", 0, 3))
-    first.stop(10_000)
-    takeover = writers.make("n2", start=False)._takeover
-    gc.unfreeze()
-    try:
-        takeover.read(Deadline.after(20_000), lambda: None)
-        kept = gc.get_freeze_count()
-        assert kept > 0
+class Loop:
+    """Something that refers to itself: only the garbage collector frees it."""
+
+    def __init__(self):
+        self.itself = self
+
+
+async def test_what_stands_after_a_first_reading_counts_as_old_and_is_freed_all_the_same(writers):
+    writer = writers.make("n1", start=False)
+    producer = foreign_producer(writers.bootstrap)
+
+    def made_while_it_reads(sequence):
+        put(producer, writer, "s", sequence)
+        producer.flush(10)
+        made = []
+        writer._takeover.read(Deadline.after(20_000), lambda: made.append(Loop()))
         assert gc.isenabled()
-        takeover.read(Deadline.after(20_000), lambda: None)
-        assert gc.get_freeze_count() <= kept
-    finally:
-        gc.unfreeze()
+        return made[0]
+
+    def is_old(one):
+        return any(known is one for known in gc.get_objects(generation=2))
+
+    one, another = made_while_it_reads(0), made_while_it_reads(1)
+    assert is_old(one)
+    assert not is_old(another)
+
+    freed = weakref.ref(one)
+    del one
+    gc.collect()
+    assert freed() is None
 
 
 async def test_events_below_a_mark_that_are_missing_are_a_gap(writers):

@@ -246,6 +246,14 @@ def test_a_writer_that_nobody_maintains_makes_room_itself(folder):
     index.close()
 
 
+def test_a_closed_index_holds_nothing(folder):
+    index = open_index(folder)
+    write(log("e", Kind.EXECUTION_STARTED, size=1000), index)
+    index.close()
+    assert (index.streams_in_memory, index.bytes_in_memory) == (0, 0)
+    index.close()
+
+
 def test_the_streams_that_changed_longest_ago_leave_first(folder):
     index = open_index(folder, budget=100_000)
     for n in range(40):

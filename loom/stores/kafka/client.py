@@ -17,6 +17,9 @@ from loom.errors import BrokerError, StoreError, TopicsError, UnreachableError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient
+
 LOST_ANSWER_MS: Final = 10_000
 """How long a client that only reads waits for an answer before it asks again; librdkafka's own minute is a takeover's."""
 LOG_KEPT: Final = 64
@@ -116,6 +119,15 @@ def name_of(raised: BaseException) -> str:
     """Short name of an error for messages and logs; never the text of a foreign one, which may quote a payload."""
     error = kafka_error(raised)
     return type(raised).__name__ if error is None else str(error.name())
+
+
+def let_go(client: Producer | AdminClient) -> None:
+    """End a client, its threads and its connections, whoever still refers to it; idempotent.
+
+    Not from a callback of the client's, and never a lane: what a producer holds is flushed first, and its transaction
+    aborted.
+    """
+    client.__exit__(None, None, None)
 
 
 def store_error(raised: BaseException, doing: str, bootstrap: str) -> StoreError:

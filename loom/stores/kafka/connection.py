@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from confluent_kafka.admin import AdminClient
 
 from loom.errors import ConfigError
+from loom.stores.kafka.client import let_go
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.folder import FolderLock, sweep
 from loom.stores.kafka.owner import Owner, OwnerListener
@@ -139,6 +140,8 @@ class Connection:
             ended = await asyncio.to_thread(self._sender.close, deadline) and ended
         if self._folder is not None:
             self._folder.close()
+        if self._admin is not None:
+            await asyncio.to_thread(let_go, self._admin)
         if not ended:
             _log.warning("the store was closed before all of its threads had ended")
 

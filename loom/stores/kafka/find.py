@@ -45,17 +45,19 @@ class SubjectFinder:
         """
         deadline = Deadline.after(self._budget_ms)
         settings = self._settings
-        admin = AdminClient({**settings.kafka, "bootstrap.servers": settings.bootstrap, "log_level": 2})
         logs: list[str] = []
         beside: list[str] = []
-        for partition in range(settings.partitions):
-            ends = Ends(admin, partition, settings.bootstrap)
-            with LogReader(
-                settings.bootstrap, settings.kafka, partition, f"{settings.node}-find-{partition}"
-            ) as reader:
-                chains = self._chains(subject, partition, ends, reader, deadline)
-                logs += chains
-                beside += self._beside(set(chains.values()), partition, ends, reader, deadline)
+        with AdminClient(
+            {**settings.kafka, "bootstrap.servers": settings.bootstrap, "log_level": 2}
+        ) as admin:
+            for partition in range(settings.partitions):
+                ends = Ends(admin, partition, settings.bootstrap)
+                with LogReader(
+                    settings.bootstrap, settings.kafka, partition, f"{settings.node}-find-{partition}"
+                ) as reader:
+                    chains = self._chains(subject, partition, ends, reader, deadline)
+                    logs += chains
+                    beside += self._beside(set(chains.values()), partition, ends, reader, deadline)
         return logs + beside
 
     def _chains(

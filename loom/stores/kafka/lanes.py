@@ -64,7 +64,10 @@ class Lane:
             with contextlib.suppress(KafkaException):
                 self._client.list_topics(self._topic, timeout=_SLICE_S)
         self._repeat(
-            "initialise", lambda left_s: self._client.init_transactions(min(left_s, _SLICE_S)), deadline, wait
+            "initialise",
+            lambda client, left_s: client.init_transactions(min(left_s, _SLICE_S)),
+            deadline,
+            wait,
         )
         self._client.poll(0)
         self.log.ready = True
@@ -87,7 +90,7 @@ class Lane:
         Raises:
             LaneFault: whatever its fault, the transaction may be committed: what was written is unknown.
         """
-        self._repeat("commit", self._client.commit_transaction, deadline)
+        self._repeat("commit", Producer.commit_transaction, deadline)
 
     def flush(self, deadline: Deadline) -> None:
         """Wait until the brokers have what was produced; what they have not by ``deadline`` shows at the commit."""
@@ -99,7 +102,7 @@ class Lane:
         Raises:
             LaneFault: it may still be open.
         """
-        self._repeat("abort", self._client.abort_transaction, deadline)
+        self._repeat("abort", Producer.abort_transaction, deadline)
 
     def disturbance(self) -> str | None:
         """What the client's log says that makes it untrustworthy, None while all is well (the poison rule)."""
@@ -124,15 +127,18 @@ class Lane:
     def _repeat(
         self,
         doing: str,
-        call: Callable[[float], object],
+        call: Callable[[Producer, float], object],
         deadline: Deadline,
         wait: Callable[[], None] = _no_wait,
     ) -> None:
-        """Make a call, and the same again while the client asks for it and there is time."""
+        """Make a call, and the same again while the client asks for it and there is time.
+
+        Nothing here is bound to the client: by its traceback a fault that is kept would keep it, and its threads.
+        """
         while True:
             wait()
             try:
-                call(max(deadline.left_s, _LEAST_S))
+                call(self._client, max(deadline.left_s, _LEAST_S))
             except KafkaException as error:
                 fault = classify(error)
                 if fault is not Fault.REPEAT or deadline.passed:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message, Producer
 
-from loom.stores.kafka.client import RECORD_OVERHEAD, name_of, store_error
+from loom.stores.kafka.client import RECORD_OVERHEAD, let_go, name_of, store_error
 from loom.stores.kafka.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Sender:
             self._producer.produce(
                 topic, value, key, partition=partition, headers=list(headers), on_delivery=delivered
             )
-        except (BufferError, KafkaException) as refused:
+        except (BufferError, KafkaException, RuntimeError) as refused:  # the last: it is closed
             if then is not None:
                 then(Sent(error=self._error(refused, topic)))
 
@@ -171,7 +171,7 @@ class Sender:
         while not self._stopping.is_set():
             self._producer.poll(_POLL_S)
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-        self._producer.poll(0)
+        let_go(self._producer)
 
     def _error(self, raised: BaseException, topic: str) -> StoreError:
         return store_error(raised, f"write to {topic}", self._bootstrap)

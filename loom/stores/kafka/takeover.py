@@ -64,7 +64,8 @@ _collections: Final = _Collections()
 def no_collection(*, keep: bool) -> Iterator[None]:
     """Let the garbage collector rest: a reading makes millions of objects that stay, and it would walk them every time.
 
-    ``keep``: nor does it walk them when it works again, nor whatever else stands by then. For what happens seldom.
+    ``keep``: what stands in the end counts as old, and is not walked before the next full collection. It is not kept
+    from that one: what a tenure leaves behind in a cycle, its clients among it, would never be freed.
     """
     with _collections.lock:
         if _collections.resting == 0:
@@ -78,6 +79,7 @@ def no_collection(*, keep: bool) -> Iterator[None]:
             _collections.resting -= 1
             if keep:
                 gc.freeze()
+                gc.unfreeze()  # both ways without a walk: from every generation to the oldest
             if _collections.resting == 0 and _collections.enabled:
                 gc.enable()
 

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 from loom.schemas.codec import Codec
 from loom.stores.contracts import Observation
 from loom.stores.index import StreamIndex
+from loom.stores.kafka.client import let_go
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.reader import Ends, LogReader
 from loom.stores.kafka.takeover import Takeover
@@ -42,7 +43,7 @@ class PartitionView:
         """Prepare; nothing is read before the first call."""
         self._settings = settings
         self._codec = codec if codec is not None else Codec()
-        admin = AdminClient({**settings.kafka, "bootstrap.servers": settings.bootstrap, "log_level": 2})
+        self._admin = AdminClient({**settings.kafka, "bootstrap.servers": settings.bootstrap, "log_level": 2})
         self._index = StreamIndex(
             path,
             self._codec.encode_envelope,
@@ -55,7 +56,7 @@ class PartitionView:
             catalogue=settings.catalogue,
             codec=self._codec,
             index=self._index,
-            ends=Ends(admin, partition, settings.bootstrap),
+            ends=Ends(self._admin, partition, settings.bootstrap),
             make_reader=lambda: LogReader(
                 settings.bootstrap, settings.kafka, partition, f"{settings.node}-view-{partition}"
             ),
@@ -91,6 +92,7 @@ class PartitionView:
         """Let the copy go; idempotent."""
         async with self._turn:
             self._index.close()
+            await asyncio.to_thread(let_go, self._admin)
 
     async def _fresh(self, look: Callable[[StreamIndex], Found], deadline_ms: int | None) -> Found:
         deadline = Deadline.after(self._settings.deadline_ms if deadline_ms is None else deadline_ms)

@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 from loom.errors import NotOwnerError, StorageWriteError, StoreError
 from loom.schemas.records import SchemaNote
 from loom.schemas.table import packaged
-from loom.stores.kafka.client import admin_config
+from loom.stores.kafka.client import admin_config, let_go
 from loom.stores.kafka.committer import Committer
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.debts import Debts
@@ -104,9 +104,8 @@ class PartitionWriter:
         on_committed: Callable[[CommittedTransaction], None],
         on_state: Callable[[PartitionWriter, WriterState], None],
         clock: Clock,
-        admin: AdminClient | None = None,
     ) -> None:
-        """Prepare a writer; nothing happens before ``start``. ``admin`` may be shared; without one it makes its own."""
+        """Prepare a writer; nothing happens before ``start``."""
         self.partition = partition
         self.error: LoomError | None = None
         """Why it stopped, where that was an error."""
@@ -114,7 +113,7 @@ class PartitionWriter:
         self.settings, self._codec, self._index = settings, codec, index
         self._on_committed, self._on_state, self._clock = on_committed, on_state, clock
         catalogue = settings.catalogue
-        admin = admin or AdminClient(
+        self._admin = admin = AdminClient(
             admin_config(
                 settings.bootstrap,
                 settings.kafka,
@@ -335,6 +334,7 @@ class PartitionWriter:
             self._tenures.close()
             self._committer.stop()
             self._keeper.stop()
+            let_go(self._admin)
         finally:
             self._change(WriterState.STOPPED)
             self._group.waiting.close()
