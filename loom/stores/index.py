@@ -8,7 +8,7 @@ from it.
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from loom.ids import RESERVED_PREFIX
 from loom.schemas.payload import dump
@@ -18,35 +18,15 @@ from loom.stores.ops import DropSnapshot, Effect, PutEvent, PutMark, PutSnapshot
 from loom.stores.rows import StreamRow, merge_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from loom.errors import StreamBrokenError
     from loom.schemas.envelope import Envelope
+    from loom.stores.event_run import EventRun
     from loom.stores.index_file import Stored
 
 DEFAULT_BUDGET_BYTES: Final = 256 * 1024 * 1024
-
-
-class EventFacts(Protocol):
-    """What an event's record says beside its value; see ``PutEvent``."""
-
-    @property
-    def sequence(self) -> int: ...  # noqa: D102
-    @property
-    def id(self) -> str: ...  # noqa: D102
-    @property
-    def type(self) -> str: ...  # noqa: D102
-    @property
-    def timestamp(self) -> int: ...  # noqa: D102
-    @property
-    def fence(self) -> int | None: ...  # noqa: D102
-    @property
-    def node(self) -> str | None: ...  # noqa: D102
-    @property
-    def consumed(self) -> tuple[tuple[str, int], ...]: ...  # noqa: D102
-    @property
-    def sealed(self) -> bool: ...  # noqa: D102
 
 
 class StreamIndex:
@@ -236,38 +216,20 @@ class StreamIndex:
         if self._table.overfull:
             self._table.relieve()
 
-    def load_events(self, stream_id: str, run: Sequence[tuple[EventFacts, bytes]]) -> None:
-        """Keep encoded events of one stream; what is above the row's head becomes the head."""
-        table, cost = self._table, 0
+    def load_run(self, run: EventRun) -> None:
+        """Keep events of one stream, unless it is deleted; what is above the row's head becomes the head."""
+        table = self._table
         with table.lock:
-            entry = table.entry(stream_id)
-            row = entry.row
-            for facts, value in run:
-                sequence = facts.sequence
-                if sequence != row.head + 1 or row.deleted:
-                    # its mark came before it, or others are missing before it
-                    row.sealed = row.sealed or facts.sealed  # a mark does not tell
-                    if row.deleted or (
-                        entry.has_zero if sequence == 0 else sequence < max(entry.end, row.first)
-                    ):
-                        continue  # gone, or known
-                if sequence > row.head:
-                    row.put(
-                        sequence,
-                        facts.id,
-                        facts.type,
-                        facts.timestamp,
-                        fence=facts.fence,
-                        node=facts.node,
-                        sealed=facts.sealed,
-                    )
-                cost += entry.add(sequence, facts.id, value)
+            entry = table.entry(run.stream_id)
+            entry.row.put_run(run)
+            if entry.row.deleted:
+                return
+            cost = entry.add_run(run)
             if cost:
                 table.bytes += cost
-                table.touch(stream_id, entry)
-            for facts, _ in run:
-                for inbox, position in facts.consumed:
-                    self._consume(inbox, position)
+                table.touch(run.stream_id, entry)
+            for inbox, position in run.consumed:
+                self._consume(inbox, position)
         if table.overfull:  # the keeper of the file, if it has one, is behind
             table.relieve()
 

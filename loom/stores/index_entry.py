@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from loom.stores.event_run import EventRun
     from loom.stores.index_file import Stored
     from loom.stores.rows import StreamRow
 
@@ -53,17 +54,35 @@ class Entry:
         if sequence == 0:
             self.zero = event_id, value
         else:
-            if sequence != self.start + len(
-                self.ids
-            ):  # trimmed in between, as a mark yet to be read will say
-                self._forget(len(self.ids))
-                self.start = sequence
-                self.trim = True
+            if sequence != self.start + len(self.ids):
+                self._leap(sequence)
             self.ids.append(event_id)
             self.values.append(value)
         cost = EVENT_BYTES + len(event_id) + len(value)
         self.bytes += cost
         return cost
+
+    def add_run(self, run: EventRun) -> int:
+        """Take those of a run's events that are neither known nor trimmed; return what they cost."""
+        before = self.bytes
+        known = max(self.end, self.row.first)
+        if run.first == 0 and not self.has_zero:
+            self.add(0, run.ids[0], run.values[0])
+        skip = max(known - run.first, 0)
+        ids, values = (run.ids[skip:], run.values[skip:]) if skip else (run.ids, run.values)
+        if ids:
+            if run.first + skip != self.start + len(self.ids):
+                self._leap(run.first + skip)
+            self.ids += ids
+            self.values += values
+            self.bytes += EVENT_BYTES * len(ids) + sum(map(len, ids)) + sum(map(len, values))
+        return self.bytes - before
+
+    def _leap(self, sequence: int) -> None:
+        """What is before ``sequence`` was trimmed, as a mark yet to be read will say."""
+        self._forget(len(self.ids))
+        self.start = sequence
+        self.trim = True
 
     def replace(self, row: StreamRow) -> int:
         """Take a new row and drop the events that it says are trimmed or deleted; return what that freed."""

@@ -7,11 +7,14 @@ consumed positions) and its marks. So a rebuilt index holds the same rows as the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from loom.ids import stream_kind
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Kind
 from loom.stores.contracts import NO_EVENTS, Observation, StreamInfo
+
+if TYPE_CHECKING:
+    from loom.stores.event_run import EventRun
 
 RECENT_IDS: Final = 256
 """How many ids of an inbox stream's last events are kept to tell a repeated message from a new one."""
@@ -108,13 +111,41 @@ class StreamRow:
         if fence is not None:
             self.node = node
         if self.recent is not None:
-            self.recent[event_id] = sequence
-            if len(self.recent) > RECENT_IDS:
-                del self.recent[next(iter(self.recent))]
-        elif (
-            self.kind == "executions" and self.status not in TERMINAL_KINDS and event_type not in _STILL_KINDS
-        ):
+            self._remember(event_id, sequence)
+        elif self.kind == "executions":
+            self._move(event_type)
+
+    def _remember(self, event_id: str, sequence: int) -> None:
+        assert self.recent is not None
+        self.recent[event_id] = sequence
+        if len(self.recent) > RECENT_IDS:
+            del self.recent[next(iter(self.recent))]
+
+    def _move(self, event_type: str) -> None:
+        if self.status not in TERMINAL_KINDS and event_type not in _STILL_KINDS:
             self.status = event_type
+
+    def put_run(self, run: EventRun) -> None:
+        """As ``put`` of each event of a run that is above the head; a deleted stream takes none."""
+        if run.sealed:  # of a known event, too: a mark does not tell
+            self.sealed = True
+        above = max(self.head + 1, run.first)
+        if above >= run.end or self.deleted:
+            return
+        skip = above - run.first
+        self.head, self.timestamp = run.end - 1, run.timestamp
+        if above == 0:
+            self.anchor = run.ids[0]
+            if run.fence == 1 and self.fence == 0:
+                self.fence = 1
+        if run.driven_at >= above:
+            self.node = run.node
+        if self.recent is not None:
+            for sequence, event_id in enumerate(run.ids[skip:], above):
+                self._remember(event_id, sequence)
+        elif self.kind == "executions":
+            for kind in run.kinds[skip:]:
+                self._move(kind)
 
     def take(self, envelope: Envelope, fence: int | None) -> None:
         """As ``put``, of an event that is at hand."""

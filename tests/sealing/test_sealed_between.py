@@ -10,10 +10,12 @@ from loom import ExecutionDeniedError, flow
 from loom.ids import inbox_stream
 from loom.schemas.codec import Codec
 from loom.schemas.envelope import Envelope, Kind
+from loom.stores.event_run import EventRun
 from loom.stores.index import StreamIndex
 from loom.stores.index_file import dump_row, load_row
 from loom.stores.kafka import wire
-from loom.stores.kafka.records import EventHead, Records, event_head
+from loom.stores.kafka.records import Records
+from loom.stores.kafka.runs import head_of
 from loom.stores.keys.memory import KeyTable, MemoryKeyStore
 from loom.stores.ops import PutEvent
 from loom.stores.rows import merge_rows, new_row
@@ -97,8 +99,8 @@ def test_an_event_says_it_in_a_header():
     for given, said in ((metadata, True), ({}, False)):
         envelope = Envelope("e1", "x", 1, Kind.STEP_COMPLETED, 2, {"output": 1}, given)
         (record,) = records.of([PutEvent(envelope, 0, 1, 1)])
-        head = event_head([(name, str(value).encode()) for name, value in record.headers])
-        assert head.sealed is said
+        head = head_of([(name, str(value).encode()) for name, value in record.headers])
+        assert (head.beside is not None and head.beside.sealed) is said
 
 
 @pytest.mark.parametrize("marked", [False, True], ids=["from events", "from a mark and events"])
@@ -108,13 +110,12 @@ def test_an_index_built_from_the_log_knows_it(tmp_path, marked):
     index = StreamIndex(tmp_path / "index", codec.encode_envelope, codec.decode_envelope)
     for sequence, sealed in enumerate([False, True, False]):
         kind = [Kind.EXECUTION_STARTED, Kind.STEP_COMPLETED, Kind.EXECUTION_SUSPENDED][sequence]
-        facts = EventHead(kind, sequence, f"e{sequence}", 0, 1, 1, None, None, (), sealed)
-        events.append(facts)
+        events.append(EventRun("x", sequence, [f"e{sequence}"], [kind], [(0, 1)], [b""], 1, sealed=sealed))
     mark = sealed_row()
     mark.sealed = False  # a mark does not tell
     if marked:
         index.load_mark("x", mark)
-    for facts in events:
-        index.load_events("x", [(facts, b"")])
+    for run in events:
+        index.load_run(run)
     assert index.info("x").sealed
     index.close()

@@ -3,8 +3,10 @@
 from hypothesis import strategies as st
 
 from loom.ids import inbox_stream, quarantine_stream
+from loom.schemas.codec import encode_envelope
 from loom.schemas.envelope import EVENT_SCHEMA, Kind, NewEvent
 from loom.stores.contracts import Observation, Snapshot, StreamAppend
+from loom.stores.event_run import Beside, EventRun
 from loom.stores.judge import (
     AcquireFence,
     AppendOps,
@@ -26,6 +28,8 @@ KINDS = (
     Kind.EXECUTION_COMPLETED,
     Kind.PAYLOAD_SHREDDED,
 )
+
+_NOTHING = Beside()
 
 small = st.integers(-1, 12)
 
@@ -139,3 +143,21 @@ def state(index):
         fields = {name: getattr(row, name) for name in row.__slots__ if name != "recent"}
         found[stream_id] = (fields, recent, events)
     return found, {s: index.snapshot_sequence(s) for s in LOGS}
+
+
+def keep(run, e, beside=_NOTHING):
+    """Add an event to a run."""
+    run.ids.append(e.id)
+    run.kinds.append(e.type)
+    run.batches.append((0, 1))
+    run.values.append(encode_envelope(e))
+    run.timestamp = e.timestamp
+    run.note(beside)
+
+
+def run_of(stream_id, *events):
+    """Events that follow each other, as a reading finds them."""
+    run = EventRun(stream_id, events[0].sequence)
+    for e in events:
+        keep(run, e)
+    return run

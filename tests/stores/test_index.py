@@ -2,18 +2,18 @@
 
 import sqlite3
 import threading
-from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from judge_ops import INBOXES, LOGS, STREAMS, histories, state
+from judge_ops import INBOXES, LOGS, STREAMS, histories, keep, run_of, state
 
 from loom.errors import StoreError, StreamBrokenError
 from loom.ids import inbox_stream
 from loom.schemas.codec import decode_envelope, encode_envelope
 from loom.schemas.envelope import EVENT_SCHEMA, Kind, NewEvent
 from loom.stores.contracts import Snapshot, StreamAppend
+from loom.stores.event_run import Beside, EventRun
 from loom.stores.index import StreamIndex
 from loom.stores.judge import (
     Accepted,
@@ -32,17 +32,6 @@ from loom.stores.memory.log import MemoryIndex
 
 IDENTITY = {"cluster": "c1", "topics": {"executions": "t1"}, "partitions": 8}
 few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-class Facts(NamedTuple):
-    sequence: int
-    id: str
-    type: str
-    timestamp: int
-    fence: int | None
-    node: str | None
-    consumed: tuple[tuple[str, int], ...]
-    sealed: bool = False
 
 
 def open_index(folder, budget=1_000_000):
@@ -173,28 +162,31 @@ def load(index, records, oracle, chance):
     for mark in marks:
         if last[mark.stream_id] is mark or chance.random() < 0.3:
             index.load_mark(mark.stream_id, mark.row.copy())
-    runs = [[]]
+    run = None
 
     def take_run():
-        if runs[-1]:
-            index.load_events(runs[-1][0][0], [event for _, event in runs[-1]])
-        runs.append([])
+        nonlocal run
+        if run is not None:
+            index.load_run(run)
+        run = None
 
     for effect in records:
-        if runs[-1] and (not isinstance(effect, PutEvent) or chance.random() < 0.3):
+        if not isinstance(effect, PutEvent) or chance.random() < 0.3:
             take_run()
         if isinstance(effect, PutEvent):
             e = effect.envelope
-            if runs[-1] and runs[-1][0][0] != e.stream_id:
-                take_run()
             row = oracle.row(e.stream_id)
             gone = row.deleted or 0 < e.sequence < row.first
-            if gone and chance.random() < 0.7:
+            compacted = gone and chance.random() < 0.7
+            if compacted or row.deleted:
                 lost.update(inbox for inbox, _ in effect.consumed)
+            if compacted:
                 continue
+            if run is not None and (run.stream_id, run.end) != (e.stream_id, e.sequence):
+                take_run()
+            run = run or EventRun(e.stream_id, e.sequence)
             node = e.metadata.get("node") if effect.fence is not None else None
-            facts = Facts(e.sequence, e.id, e.type, e.timestamp, effect.fence, node, effect.consumed)
-            runs[-1].append((e.stream_id, (facts, encode_envelope(e))))
+            keep(run, e, Beside(effect.fence, node, effect.consumed))
         elif isinstance(effect, PutSnapshot):
             index.load_snapshot(effect.snapshot.execution_id, effect.snapshot.sequence, b"snapshot")
         elif isinstance(effect, DropSnapshot):
@@ -223,12 +215,12 @@ def test_memory_keeps_to_its_budget(folder):
 def test_a_reading_that_nobody_maintains_makes_room_itself_and_no_more(folder):
     source = MemoryIndex()
     write(log("e", Kind.EXECUTION_STARTED, Kind.EXECUTION_COMPLETED, size=500), source)
-    events = [(facts(e.sequence, e.id, e.type), encode_envelope(e)) for e in source.events("e", 0, 9)]
+    events = source.events("e", 0, 9)
     index = open_index(folder, budget=2_000_000)
     highest, lowest_after = 0, 2_000_000
     for n in range(3_000):
         before = index.bytes_in_memory
-        index.load_events(f"e{n:04}", events)
+        index.load_run(run_of(f"e{n:04}", *events))
         highest = max(highest, before)
         if index.bytes_in_memory < before:
             lowest_after = min(lowest_after, index.bytes_in_memory)
@@ -464,10 +456,6 @@ def test_a_file_that_cannot_be_written_loses_nothing(folder):
 # -- loading -------------------------------------------------------------------------------------------------------------
 
 
-def facts(sequence, event_id, kind=Kind.STEP_COMPLETED, **rest):
-    return Facts(sequence, event_id, kind, 5, rest.get("fence"), rest.get("node"), rest.get("consumed", ()))
-
-
 def test_a_stream_may_leave_memory_between_its_mark_and_its_events(folder):
     source = open_index(folder)
     write(log("e", *[Kind.EXECUTION_STARTED, *[Kind.STEP_COMPLETED] * 9]), source)
@@ -476,7 +464,7 @@ def test_a_stream_may_leave_memory_between_its_mark_and_its_events(folder):
     built = StreamIndex(folder / "built", encode_envelope, decode_envelope, budget_bytes=1)
     built.load_mark("e", mark)
     for e in source.events("e", 0, 99):
-        built.load_events("e", [(facts(e.sequence, e.id, e.type), encode_envelope(e))])
+        built.load_run(run_of("e", e))
         assert built.streams_in_memory == 0
     assert built.row("e") == source.row("e")
     assert [e.sequence for e in built.events("e", 0, 99)] == [0, *range(4, 10)]
@@ -506,6 +494,31 @@ def test_an_older_mark_that_is_read_again_takes_nothing_back(index):
     assert [e.sequence for e in index.events(inbox, 0, 9)] == [0, 2, 3, 4]
 
 
+def test_what_is_loaded_twice_costs_once_and_what_its_mark_says_is_gone_costs_nothing(index):
+    source = MemoryIndex()
+    write(log("e", Kind.EXECUTION_STARTED, *[Kind.STEP_COMPLETED] * 6, size=100), source)
+    events = source.events("e", 0, 99)
+    index.load_run(run_of("e", *events))
+    once = index.bytes_in_memory
+    index.load_run(run_of("e", *events))
+    assert index.bytes_in_memory == once
+
+    write(Truncate("e", 5), source)
+    index.clear()
+    index.load_mark("e", source.row("e").copy())
+    index.load_run(run_of("e", *events))
+    assert index._table.entries["e"].ids == [e.id for e in events[5:]]
+
+    write(Delete("e"), source)
+    index.clear()
+    index.load_mark("e", source.row("e").copy())
+    without = index.bytes_in_memory
+    consuming = run_of("e", *events)
+    consuming.consumed = ((inbox_stream("e", "t"), 3),)
+    index.load_run(consuming)
+    assert (index.bytes_in_memory, index.streams_in_memory) == (without, 1)
+
+
 def test_a_mark_that_is_gone_takes_the_stream_along(index):
     write(log("e", Kind.EXECUTION_STARTED, Kind.EXECUTION_COMPLETED), index)
     index.maintain()
@@ -523,12 +536,12 @@ def test_events_may_be_trimmed_before_the_mark_that_says_so_is_read(index):
     write(log("e", *[Kind.EXECUTION_STARTED, *[Kind.STEP_COMPLETED] * 6]), source)
     for e in source.events("e", 0, 99):
         if e.sequence not in {3, 4}:
-            index.load_events("e", [(facts(e.sequence, e.id, e.type), encode_envelope(e))])
+            index.load_run(run_of("e", e))
     write(Truncate("e", 5), source)
     mark = source.row("e").copy()
     write(more("e", 6), source)
     (later,) = source.events("e", 7, 1)
-    index.load_events("e", [(facts(7, later.id, later.type), encode_envelope(later))])
+    index.load_run(run_of("e", later))
     index.load_mark("e", mark)
     assert [e.sequence for e in index.events("e", 0, 99)] == [0, 5, 6, 7]
     assert (index.row("e").head, index.row("e").first) == (7, 5)

@@ -15,7 +15,7 @@ from loom.stores.contracts import NO_EVENTS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loom.stores.kafka.records import Loaded
+    from loom.stores.event_run import EventRun
     from loom.stores.rows import StreamRow
 
 _DELETED: Final = 2**63
@@ -47,31 +47,25 @@ class Continuity:
         """Take what a mark says of where a stream begins."""
         self._limits[stream_id] = _DELETED if row.deleted else row.first
 
-    def events(self, stream_id: str, run: list[Loaded]) -> list[Loaded]:
-        """Take the stream's next events; return those that do not belong to what was trimmed or deleted."""
+    def events(self, run: EventRun) -> None:
+        """Take the next events of a stream."""
+        stream_id = run.stream_id
         limit = self._limits.get(stream_id, 0)
         known = self._last.get(stream_id)
-        last = before = self._held_before(stream_id) if known is None else known
-        follows = self._next.get(stream_id)
-        for head, _ in run:
-            sequence, position, size = head.sequence, head.position, head.size
-            if sequence <= last:
-                continue
+        last = self._held_before(stream_id) if known is None else known
+        sequence = max(last + 1, run.first)
+        if sequence < run.end:
             if sequence > last + 1 and (sequence > limit or last == NO_EVENTS):
                 self._note(stream_id, last + 1, sequence - 1, "events before a later one are missing")
-            if follows is not None and follows != (position, size):
-                self._note(stream_id, sequence, sequence, "the batch before it is not whole")
-            follows = (position + 1, size) if position + 1 < size else None
-            last = sequence
-        if last > before:
-            self._last[stream_id] = last
+            follows = self._next.pop(stream_id, None)
+            for position, size in run.batches[sequence - run.first :]:
+                if follows is not None and follows != (position, size):
+                    self._note(stream_id, sequence, sequence, "the batch before it is not whole")
+                follows = (position + 1, size) if position + 1 < size else None
+                sequence += 1
+            self._last[stream_id] = run.end - 1
             if follows is not None:
                 self._next[stream_id] = follows
-            else:
-                self._next.pop(stream_id, None)
-        if limit <= 1:
-            return run
-        return [e for e in run if e[0].sequence >= limit or (e[0].sequence == 0 and limit < _DELETED)]
 
     def end(self) -> bool:
         """Everything was read; note what is missing at the ends. True if all is whole."""

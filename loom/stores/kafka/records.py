@@ -7,7 +7,6 @@ Headers repeat what an index needs, so that it is built without decoding a value
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from loom.ids import RESERVED_PREFIX
@@ -26,7 +25,7 @@ from loom.stores.rows import StreamRow, new_row
 from loom.topics.partitioner import partition_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from loom.schemas.codec import Codec
     from loom.stores.contracts import Clock
@@ -240,91 +239,6 @@ def row_of(mark: StreamMark) -> StreamRow:
     return row
 
 
-class EventHead(NamedTuple):
-    """What the headers of an event say."""
-
-    type: str
-    sequence: int
-    id: str
-    position: int
-    size: int
-    timestamp: int
-    fence: int | None
-    node: str | None
-    consumed: tuple[tuple[str, int], ...]
-    sealed: bool = False
-
-
-Loaded = tuple[EventHead, bytes]
-"""An event as a reading finds it: what its headers say, and its value."""
-
-
 def text_of(raw: bytes | None) -> str:
     """A key, or a header's value, as text, whoever wrote it; empty where there is none."""
     return (raw or b"").decode("utf-8", "replace")
-
-
-_ORDER: Final = ("type", "sequence", "id", "batch", "timestamp")
-"""Headers that every event has, as they are written; what follows them is optional."""
-_WORDS: Final = 1024
-_word: Final = lru_cache(_WORDS)(bytes.decode)
-"""Text that many events share: kept once."""
-
-
-@lru_cache(_WORDS)
-def _batch(batch: bytes) -> tuple[int, int]:
-    """Position and size of the header ``batch``."""
-    position, _, size = batch.partition(b"/")
-    return int(position), int(size)
-
-
-def event_head(headers: Any) -> EventHead:
-    """Read the headers of an event; quick where they are in the order in which they are written.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: they are not loom's.
-    """
-    found: Sequence[tuple[str, Any]] = headers or ()
-    try:
-        (a, kind), (b, sequence), (c, event_id), (d, batch), (e, timestamp), *others = found
-        in_order = a == "type" and b == "sequence" and c == "id" and d == "batch" and e == "timestamp"
-    except ValueError:
-        in_order = False
-    if not in_order:
-        named = dict(found)
-        kind, sequence, event_id, batch, timestamp = (named[name] for name in _ORDER)
-        others = [pair for pair in named.items() if pair[0] not in _ORDER]
-    position, size = _batch(batch)
-    fence, node, sealed = None, None, False
-    consumed: tuple[tuple[str, int], ...] = ()
-    for name, value in others:
-        if name == "fence":
-            fence = int(value)
-        elif name == "node":
-            node = _word(value)
-        elif name == "consumed":
-            consumed = _positions(value.decode())
-        elif name == "sealed":
-            sealed = True
-    facts = (
-        _word(kind),
-        int(sequence),
-        event_id.decode(),
-        position,
-        size,
-        int(timestamp),
-        fence,
-        node,
-        consumed,
-        sealed,
-    )
-    return _new_head(EventHead, facts)
-
-
-_new_head: Final[Callable[[type[EventHead], tuple[Any, ...]], EventHead]] = tuple.__new__
-"""What a named tuple's own constructor does, without a second call in Python."""
-
-
-def _positions(text: str) -> tuple[tuple[str, int], ...]:
-    pairs = (entry.rpartition("/") for entry in text.split(","))
-    return tuple((stream, int(at)) for stream, _, at in pairs)

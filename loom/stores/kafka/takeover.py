@@ -17,13 +17,16 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import DecodeError, IncompleteReadError, StreamBrokenError, TopicsError
 from loom.schemas.records import PARTITION_MARK_KEY, SCHEMA_NOTE_PREFIX, PartitionMark, SchemaNote, StreamMark
 from loom.stores.contracts import NO_EVENTS
+from loom.stores.event_run import Beside
 from loom.stores.kafka.continuity import Continuity
-from loom.stores.kafka.records import TICK_KEY, EventHead, Loaded, event_head, row_of, text_of
+from loom.stores.kafka.records import TICK_KEY, row_of, text_of
+from loom.stores.kafka.runs import EventHead, runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,8 +42,6 @@ _log = logging.getLogger("loom.kafka.takeover")
 
 APPENDS: Final = "appends"
 COMMANDS: Final = "commands"
-
-_TICK_KEY: Final = TICK_KEY.encode()
 
 Handler = Callable[[str, list[Any]], None]
 """What takes records of one topic, in log order."""
@@ -260,46 +261,24 @@ class Takeover:
     # -- records ---------------------------------------------------------------------------------------------
 
     def _events(self, topic: str, messages: list[Any]) -> None:
-        """Load events; those of one stream that follow each other, as an append's do, at once."""
-        prefix, run = b"", list[Loaded]()
-        for message in messages:
-            key = message.key()
-            value = message.value()
-            if value is None:
-                if key != _TICK_KEY:  # the mark in its transaction says what is gone
-                    self.tombstones[topic] = message.timestamp()[1]
-                continue
-            try:
-                head: EventHead | None = event_head(message.headers())
-            except (ValueError, KeyError, TypeError, AttributeError):
-                head = self._head_of(topic, message.offset(), value)
-            if head is None:
-                continue
-            if not prefix or not key.startswith(prefix):
-                self._load(prefix, run)
-                prefix, run = key[: key.rfind(b"/") + 1], []
-            run.append((head, value))
-        self._load(prefix, run)
+        continuity, index = self._continuity, self._index
+        assert continuity is not None
+        gone, lost = partial(self._gone, topic), partial(self._head_of, topic)
+        for run in runs_of(messages, gone=gone, lost=lost):
+            continuity.events(run)
+            index.load_run(run)
 
-    def _load(self, prefix: bytes, run: list[Loaded]) -> None:
-        if not run or not prefix:  # a key without a sequence is no event's
-            return
-        assert self._continuity is not None
-        stream_id = text_of(prefix[:-1])
-        kept = self._continuity.events(stream_id, run)
-        if kept:
-            self._index.load_events(stream_id, kept)
+    def _gone(self, topic: str, tombstone: Any) -> None:
+        self.tombstones[topic] = tombstone.timestamp()[1]
 
-    def _head_of(self, topic: str, offset: int, value: bytes) -> EventHead | None:
+    def _head_of(self, topic: str, message: Any) -> EventHead | None:
         """Read an event whose headers were lost on its way; what is no event is passed over: its place is a gap."""
         try:
-            e = self._codec.decode_envelope(value, topic)
+            e = self._codec.decode_envelope(message.value(), topic)
         except DecodeError as error:
-            _log.warning("%s[%d] at %d: %s", topic, self._partition, offset, error)
+            _log.warning("%s[%d] at %d: %s", topic, self._partition, message.offset(), error)
             return None
-        return EventHead(
-            e.type, e.sequence, e.id, 0, 1, e.timestamp, None, None, (), sealed="seal" in e.metadata
-        )
+        return EventHead(e.type, e.sequence, e.id, (0, 1), e.timestamp, Beside(sealed="seal" in e.metadata))
 
     def _snapshot(self, topic: str, message: Any) -> None:
         key = text_of(message.key())
@@ -314,7 +293,7 @@ class Takeover:
             else:
                 self._index.load_snapshot(key, sequence, value)
         elif key != TICK_KEY:
-            self.tombstones[topic] = message.timestamp()[1]
+            self._gone(topic, message)
             self._index.load_snapshot(key, NO_EVENTS, None)
 
     def _mark(self, topic: str, message: Any) -> None:
@@ -322,7 +301,7 @@ class Takeover:
         value = message.value()
         if value is None:
             if key != TICK_KEY:
-                self.tombstones[topic] = message.timestamp()[1]
+                self._gone(topic, message)
                 self._index.load_mark(key, None)
         elif key == PARTITION_MARK_KEY:
             self._own_mark(self._codec.decode(value, PartitionMark, key))
