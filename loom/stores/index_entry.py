@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 ENTRY_BYTES: Final = 800
 """Estimate of what a stream costs in memory beside its events."""
-EVENT_BYTES: Final = 150
+EVENT_BYTES: Final = 115
 """Estimate of what an event costs beside its encoded value and id."""
 
 
