@@ -131,11 +131,11 @@ class StreamTable:
                 self._flush([], leave=False)
 
     def relieve(self) -> None:
-        """As ``maintain``, but no more than the budget demands. Not with ``lock``."""
+        """As ``maintain``, but no more than it takes to be no longer ``overfull``. Not with ``lock``."""
         with self._maintaining:
-            while self.over_budget and (victims := self._victims()):
+            while self.overfull and (victims := self._victims()):
                 self._flush(victims, leave=True)
-            while self.over_budget and self.snapshots:
+            while self.overfull and self.snapshots:
                 self._flush([], leave=False)
 
     def flush(self) -> None:

@@ -216,17 +216,17 @@ def test_a_reading_that_nobody_maintains_makes_room_itself_and_no_more(folder):
     source = MemoryIndex()
     write(log("e", Kind.EXECUTION_STARTED, Kind.EXECUTION_COMPLETED, size=500), source)
     events = source.events("e", 0, 9)
-    index = open_index(folder, budget=2_000_000)
-    highest, lowest_after = 0, 2_000_000
-    for n in range(3_000):
+    index = open_index(folder, budget=4_000_000)
+    highest, lowest_after = 0, 6_000_000
+    for n in range(4_000):
         before = index.bytes_in_memory
         index.load_run(run_of(f"e{n:04}", *events))
         highest = max(highest, before)
         if index.bytes_in_memory < before:
             lowest_after = min(lowest_after, index.bytes_in_memory)
-    assert 2_900_000 < highest <= 3_000_000
-    assert 1_000_000 < lowest_after < 2_000_000  # a batch of streams leaves at once
-    assert [len(index.events(f"e{n:04}", 0, 9)) for n in range(0, 3_000, 100)] == [2] * 30
+    assert 5_900_000 < highest <= 6_000_000
+    assert 4_500_000 < lowest_after < 5_500_000  # a batch of streams leaves at once, and no more
+    assert [len(index.events(f"e{n:04}", 0, 9)) for n in range(0, 4_000, 100)] == [2] * 40
     index.close()
 
 
