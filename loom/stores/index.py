@@ -224,10 +224,7 @@ class StreamIndex:
             entry.row.put_run(run)
             if entry.row.deleted:
                 return
-            cost = entry.add_run(run)
-            if cost:
-                table.bytes += cost
-                table.touch(run.stream_id, entry)
+            table.take_run(entry, run)
             for inbox, position in run.consumed:
                 self._consume(inbox, position)
         if table.overfull:  # the keeper of the file, if it has one, is behind

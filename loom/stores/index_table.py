@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from loom.stores.event_run import EventRun
+
 BATCH_STREAMS: Final = 512
 """Streams, and snapshots, in one write of the file."""
 _LOW_WATER: Final = 0.9
@@ -62,6 +64,13 @@ class StreamTable:
         """Keep an event; the row has it already. With ``lock``."""
         self.bytes += entry.add(sequence, event_id, value)
         self.touch(stream_id, entry)
+
+    def take_run(self, entry: Entry, run: EventRun) -> None:
+        """Keep what is new of a run, which the row has already. With ``lock``."""
+        cost = entry.add_run(run)
+        if cost:
+            self.bytes += cost
+            self.touch(run.stream_id, entry)
 
     def replace_row(self, stream_id: str, entry: Entry, row: StreamRow) -> None:
         """Give the stream another row, and drop the events that it says are gone. With ``lock``."""

@@ -105,15 +105,18 @@ class StreamRow:
             self.sealed = True
         self.timestamp = timestamp
         if sequence == 0:
-            self.anchor = event_id
-            if fence == 1 and self.fence == 0:
-                self.fence = 1
+            self._begin(event_id, fence)
         if fence is not None:
             self.node = node
         if self.recent is not None:
             self._remember(event_id, sequence)
         elif self.kind == "executions":
             self._move(event_type)
+
+    def _begin(self, event_id: str, fence: int | None) -> None:
+        self.anchor = event_id
+        if fence == 1 and self.fence == 0:
+            self.fence = 1
 
     def _remember(self, event_id: str, sequence: int) -> None:
         assert self.recent is not None
@@ -135,9 +138,7 @@ class StreamRow:
         skip = above - run.first
         self.head, self.timestamp = run.end - 1, run.timestamp
         if above == 0:
-            self.anchor = run.ids[0]
-            if run.fence == 1 and self.fence == 0:
-                self.fence = 1
+            self._begin(run.ids[0], run.fence)
         if run.driven_at >= above:
             self.node = run.node
         if self.recent is not None:
