@@ -359,7 +359,7 @@ class Driving(Reading):
         """A run of this node continued as new: its successor stands, under its first fence."""
         engine = self._engine
         event, claim = data.pop("event"), data.pop("claim")
-        successor, at = str(data["successorId"]), run.journal.companions[0].timestamp
+        successor, at = str(data["successorId"]), run.journal.companions[-1].timestamp
         started = Envelope(event.id, successor, 0, event.type, at, event.data, event.metadata)
         if engine.live() and engine.owns(run.chain_id):
             self.begin(started, claim)

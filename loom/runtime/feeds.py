@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from loom.errors import LoomError
 from loom.ids import inbox_stream
 from loom.kernel.inbox import InboxMessage, message_of
+from loom.stores.contracts import NO_EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,6 +79,18 @@ class Feeds:
                 unread.append(message_of(envelope))
                 feed.next += 1
         return True
+
+    def place_of_next(self, topic: str) -> int | None:
+        """Sequence that the next message of a topic will have, as far as this process knows; None where more stands."""
+        feed, run = self._feeds[topic], self._run
+        stands = run.engine.inbox_heads(run.chain_id).get(feed.stream_id, NO_EVENTS)
+        return feed.next if feed.next == stands + 1 else None
+
+    def taken(self, message: InboxMessage) -> None:
+        """The next message of its topic is delivered as it is sent: it is never read."""
+        feed = self._feeds[message.topic]
+        feed.next = message.sequence + 1
+        feed.head = max(feed.head, message.sequence)
 
     def disposed(self, message: InboxMessage) -> int | None:
         """A message was disposed of; return where its stream may be trimmed, where that is worth the while."""

@@ -63,7 +63,7 @@ class Journal:
     """Appends one execution's events in order, behind the flow.
 
     ``head`` is the last durable sequence, ``tail`` the last one given out, ``failed`` the error that latched it.
-    ``companions`` are the places of the last appends that went beside.
+    ``companions`` are the places of the appends that went beside the last one.
     """
 
     __slots__ = (
@@ -274,13 +274,9 @@ class Journal:
         weight = 0
         for place, event in enumerate(self._buffer[:count]):
             beside = self._beside.get(event.id)
-            if beside is None:
-                continue
-            weight += beside.weight
+            weight += 0 if beside is None else beside.weight
             if weight > MAX_BATCH_WEIGHT and place:
                 return place
-            if beside.companions:
-                return place + 1
         return count
 
     def _appends(self, count: int) -> list[StreamAppend]:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from loom.kernel.flow import FlowDefinition
     from loom.runtime.driver_leases import DriverLease
     from loom.runtime.engine import Engine
-    from loom.stores.contracts import Outgoing, StreamInfo
+    from loom.stores.contracts import Outgoing, StreamAppend, StreamInfo
 
 MAX_UNFOLDED: Final = 256
 
@@ -234,11 +234,18 @@ class Run:
         *,
         outgoing: tuple[Outgoing, ...] = (),
         consumed: tuple[tuple[str, int], ...] = (),
+        companions: tuple[StreamAppend, ...] = (),
         weight: int = 0,
     ) -> Envelope:
-        """Journal a fact that the flow does not see."""
+        """Journal a fact that the flow does not see; ``companions`` as in ``Journal.push``."""
         envelope = self.journal.push(
-            kind, data, self.engine.stamp, outgoing=outgoing, consumed=consumed, weight=weight
+            kind,
+            data,
+            self.engine.stamp,
+            outgoing=outgoing,
+            consumed=consumed,
+            companions=companions,
+            weight=weight,
         )
         self.note(envelope)
         return envelope

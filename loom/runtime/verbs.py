@@ -34,6 +34,7 @@ from loom.runtime.handle import Handle, status_of
 from loom.runtime.holds import trim_copies
 from loom.runtime.journal import JournalLatched
 from loom.runtime.patience import append_patiently
+from loom.runtime.sending import Sending
 from loom.runtime.sizes import json_size
 from loom.schemas.envelope import TERMINAL_KINDS, Envelope, Json, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, Appended, StreamAppend
@@ -60,6 +61,7 @@ class Verbs:
     def __init__(self, engine: Engine, gate: Gatekeeper) -> None:
         self._engine = engine
         self._gate = gate
+        self._sending = Sending(engine)
 
     # Judging --------------------------------------------------------------------------------------------------------
 
@@ -259,7 +261,7 @@ class Verbs:
                 return given  # a sender that repeats itself is told what it was told, or would have been
             raise ExecutionFinishedError("send to", execution_id, status_of(ended))
         append = StreamAppend(stream_id, (event,), backlog_cap=engine.config.inbox_max_backlog)
-        await engine.patiently(lambda: engine.events.append(append), execution_id)
+        await self._sending.put(execution_id, chain_id, append)
         return given
 
     def _message(self, execution_id: str, topic: str, payload: Any) -> Json:

@@ -6,6 +6,7 @@ be answered and no effect runs, the run parks: EXECUTION_SUSPENDED, behind the w
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from loom.errors import LoomError, PayloadShreddedError, SealedPayloadUnreadableError
@@ -16,6 +17,7 @@ from loom.kernel.inbox import (
     Plan,
     dump_waits,
     find_gate,
+    message_of,
     next_delivery,
     topics_of,
     wakes_of,
@@ -23,10 +25,12 @@ from loom.kernel.inbox import (
 from loom.runtime.feeds import Feeds
 from loom.runtime.holds import Holds
 from loom.runtime.phase import Phase
-from loom.schemas.envelope import Json, Kind
-from loom.stores.contracts import WakeRow
+from loom.schemas.envelope import Envelope, Json, Kind
+from loom.stores.contracts import StreamAppend, WakeRow
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from loom.kernel.commands import Wait
     from loom.kernel.inbox import Held
     from loom.runtime.alarms import Alarm
@@ -126,16 +130,7 @@ class Waiting:
         if held is None:
             return False
         try:
-            plan = next_delivery(
-                run.state,
-                waits,
-                self._feeds.unread if self._feeds is not None else {},
-                now_ms=run.engine.now(),
-                ttl_ms=run.engine.config.inbox_message_ttl_ms,
-                erased=run.info.erased,
-                held=held,
-                auto_release=run.engine.config.inbox_auto_release,
-            )
+            plan = self._plan(waits, self._feeds.unread if self._feeds is not None else {}, held)
         except (SealedPayloadUnreadableError, PayloadShreddedError) as error:
             self._refuse(error, waits)
             return False
@@ -149,13 +144,62 @@ class Waiting:
         self._deliver(plan)
         return True
 
+    def hand_over(self, append: StreamAppend) -> bool:
+        """Answer the wait of a run that rests with a message that is sent now: both become durable together, or neither.
+
+        False, with nothing done, where the message is not what it would be answered with next. Else the journal tells
+        what came of it; no step starts before it is durable.
+        """
+        run, event = self._run, append.events[0]
+        topic, waits = str(event.data["topic"]), run.machine.waiting
+        topics = topics_of(waits)
+        if (
+            not run.evictable()
+            or topic not in topics
+            or run.state.quarantined
+            or not self.feeds.ready(topics)
+        ):
+            return False
+        place = self.feeds.place_of_next(topic)
+        if place is None:
+            return False
+        sent = Envelope(
+            event.id, append.stream_id, place, event.type, run.engine.now(), event.data, event.metadata
+        )
+        message, unread = message_of(sent), self.feeds.unread
+        try:
+            plan = self._plan(waits, {**unread, topic: [*unread[topic], message]}, {})
+        except (SealedPayloadUnreadableError, PayloadShreddedError):
+            return False  # of another message; the look that follows the append tells of it
+        if plan.delivery is None or plan.delivery.message is not message or not run.engine.may_wake(run):
+            return False
+        self.feeds.taken(message)
+        beside = StreamAppend(append.stream_id, append.events, expected_head=place - 1)
+        run.do(partial(self._deliver, plan, (beside,)))
+        return True
+
+    def _plan(
+        self, waits: tuple[Wait, ...], unread: Mapping[str, Sequence[InboxMessage]], held: Held
+    ) -> Plan:
+        run = self._run
+        return next_delivery(
+            run.state,
+            waits,
+            unread,
+            now_ms=run.engine.now(),
+            ttl_ms=run.engine.config.inbox_message_ttl_ms,
+            erased=run.info.erased,
+            held=held,
+            auto_release=run.engine.config.inbox_auto_release,
+        )
+
     def _known(self, topics: tuple[str, ...]) -> Held | None:
         """The copies that held topics start with, once all that is looked at is known; None while it is being read."""
         if topics and not self.feeds.ready(topics):
             return None
         return self.holds.ready(topics) if topics and self._run.state.quarantined else {}
 
-    def _deliver(self, plan: Plan) -> None:
+    def _deliver(self, plan: Plan, companions: tuple[StreamAppend, ...] = ()) -> None:
         run = self._run
         for disposal in plan.disposals:
             passed = disposal.message
@@ -179,6 +223,7 @@ class Waiting:
                 Kind.MESSAGE_CONSUMED,
                 delivery.consumed_data() | {"at": at},
                 consumed=() if delivery.was_held else ((message.stream_id, message.sequence),),
+                companions=companions,
             )
             if parked:
                 run.record(Kind.EXECUTION_RESUMED, resumed)

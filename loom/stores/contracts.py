@@ -58,7 +58,8 @@ class StreamAppend:
 
     Exactly one guard applies:
 
-    * ``expected_head``: the stream must end there (-1: must not exist, and must not have been deleted before);
+    * ``expected_head``: the stream must end there (-1: must not exist, and must not have been deleted before), and the
+      message of an inbox must not stand in it already;
     * ``observation``: head, fence and anchor must be those observed;
     * neither: the store assigns the place (messages entering an inbox); the first event's id is the dedupe key, kept in
       a bounded window of recent ids.

@@ -199,7 +199,10 @@ def _misplaced(draft: Draft, append: StreamAppend, row: StreamRow) -> Rejected |
     if seen is not None:
         return None if seen == row.observation() else _wrong_head(stream_id, seen.head, seen.fence, row)
     if expected is not None:
-        return None if expected == row.head else _wrong_head(stream_id, expected, row.fence, row)
+        if expected != row.head:
+            return _wrong_head(stream_id, expected, row.fence, row)
+        stands = row.recent is not None and append.events[0].id in row.recent
+        return _refused(WrongHeadError(stream_id, expected, row.head)) if stands else None
     if row.head == NO_EVENTS and _is_orphan(draft, stream_id):
         return _refused(ExecutionNotFoundError(routing_id(stream_id)))
     return None

@@ -147,12 +147,13 @@ async def test_an_effect_after_a_wake_waits_until_the_wake_is_won(fleet):
     async with fleet.runtime("node", [woken], events=events) as runtime:
         handle = await runtime.start(woken)
         await until(lambda: runtime._engine.parked_runs)
-        await runtime.send(handle.execution_id, "go", 1)
+        sent = asyncio.create_task(runtime.send(handle.execution_id, "go", 1))
         await until(lambda: not runtime._engine.parked_runs)
         for _ in range(20):
             await asyncio.sleep(0)
         assert ran == []
         release.set()
+        await sent
         await handle.result(5)
         assert ran == [1]
 

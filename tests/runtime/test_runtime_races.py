@@ -127,7 +127,8 @@ async def test_of_many_starts_of_one_id_one_wins(fleet):
         assert counted[ExecutionAlreadyExistsError] == 14
 
 
-async def test_messages_from_everywhere_are_each_consumed_once_in_order_per_sender(fleet):
+@pytest.mark.parametrize("resident", [0, 100])
+async def test_messages_from_everywhere_are_each_consumed_once_in_order_per_sender(fleet, resident):
     @flow("collects")
     async def collects(ctx, count):
         seen = []
@@ -138,7 +139,7 @@ async def test_messages_from_everywhere_are_each_consumed_once_in_order_per_send
         return seen
 
     async with (
-        fleet.runtime("a", [collects], settings={"max_resident": 0}) as a,
+        fleet.runtime("a", [collects], settings={"max_resident": resident}) as a,
         fleet.runtime("b", [collects], owned=()) as b,
         fleet.client() as c,
     ):

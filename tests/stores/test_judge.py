@@ -2,7 +2,7 @@
 
 import pytest
 from hypothesis import given, settings
-from judge_ops import state, transactions
+from judge_ops import INBOXES, state, transactions
 
 from loom.errors import (
     ExecutionAlreadyExistsError,
@@ -55,8 +55,17 @@ def msg(event_id, **options):
 
 
 def outcome(verdict):
-    """A verdict without what may differ: whether it waits, and as of which head it was refused."""
-    return type(verdict.error) if isinstance(verdict, Rejected) else (type(verdict), verdict.result)
+    """A verdict without what may differ: whether it waits, and of which state it speaks.
+
+    That is the head as of which it was refused, and where a repeated message stands: its inbox may be going at that moment.
+    """
+    if isinstance(verdict, Rejected):
+        return type(verdict.error)
+    if not isinstance(verdict.result, list):
+        return type(verdict), verdict.result
+    return type(verdict), [
+        (a.stream_id, True) if a.repeated and a.stream_id in INBOXES else a for a in verdict.result
+    ]
 
 
 class World:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from loom.errors import (
@@ -84,6 +85,8 @@ class Workload:
             await asyncio.sleep(rng.random() * TTL_S / 2)
             if seals and world.chance(CURIOUS):
                 self._ask(rng.choice(self._fleet.nodes), execution_id, rng.choice(ASKED))
+            if self._perhaps_send_on(execution_id, [k, word]):
+                await asyncio.sleep(rng.choice([0, PAUSE_S]) * rng.random())
             await self._until_answered(lambda k=k: self._send(execution_id, [k, word]))  # type: ignore[misc]
             if cancel and k == 1:
                 await self._until_answered(lambda: self._cancel(execution_id))
@@ -91,10 +94,19 @@ class Workload:
         self._left -= 1
 
     def _perhaps_start_on(self, node: Node, given: dict[str, Any], options: dict[str, str]) -> None:
-        """What is to be sealed is given only to who seals it."""
-        may = given["word"] == OPEN or node.kind == CAPABLE
-        if self._world.chance(0.5) and may and node.alive and node.runtime is not None:
+        if self._world.chance(0.5) and _may_give(node, given["word"]):
             node.spawn(self._start_on(node.runtime, given, options))
+
+    def _perhaps_send_on(self, execution_id: str, payload: list[Any]) -> bool:
+        """On the node whose flow waits for it, which may die of it; the client sends it too, under the same id."""
+        row = self._fleet.log.index.row(execution_id)
+        driver = None if row is None else row.node
+        drivers = [n for n in self._fleet.nodes if _may_give(n, payload[1]) and _incarnation(n) == driver]
+        if not drivers or self._world.chance(0.3):
+            return False
+        node = self._world.rng.choice(drivers)
+        node.spawn(self._send_on(node.runtime, execution_id, payload))
+        return True
 
     async def _start_on(self, runtime: Any, given: dict[str, Any], options: dict[str, str]) -> None:
         """Start on a node, which may die of it; the client starts it too, under the same id."""
@@ -110,10 +122,14 @@ class Workload:
         except ExecutionAlreadyExistsError:
             return
 
-    async def _send(self, execution_id: str, payload: list[Any]) -> None:
-        message_id = f"m{payload[0]}"
+    async def _send_on(self, runtime: Any, execution_id: str, payload: list[Any]) -> None:
+        with contextlib.suppress(LoomError, AttributeError):
+            await self._send(execution_id, payload, runtime)
+
+    async def _send(self, execution_id: str, payload: list[Any], runtime: Any = None) -> None:
+        message_id, sender = f"m{payload[0]}", self._client if runtime is None else runtime
         try:
-            await self._client.send(execution_id, "go", payload, message_id=message_id, sender=SENDER)
+            await sender.send(execution_id, "go", payload, message_id=message_id, sender=SENDER)
         except ExecutionFinishedError:
             return
         self._fleet.invariants.acknowledged_send(execution_id, "go", dedupe_key(SENDER, message_id))
@@ -161,3 +177,13 @@ class Workload:
                 await asyncio.sleep(PAUSE_S)
                 continue
             return
+
+
+def _may_give(node: Node, word: str) -> bool:
+    """Whether a node can be asked now; what is to be sealed is given only to who seals it."""
+    return node.alive and node.runtime is not None and (word == OPEN or node.kind == CAPABLE)
+
+
+def _incarnation(node: Node) -> str:
+    runtime: Any = node.runtime
+    return str(runtime.node)

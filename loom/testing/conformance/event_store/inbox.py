@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from loom.errors import InboxFullError
+from loom.errors import InboxFullError, WrongHeadError
 from loom.ids import inbox_stream
-from loom.stores.contracts import Appended
+from loom.stores.contracts import NO_EVENTS, Appended
 from loom.testing.conformance.event_store.support import (
     EventBench,
     LogSuite,
@@ -72,3 +72,17 @@ class InboxConformance(LogSuite):
         results = await asyncio.gather(*map(attempt, offers))
         assert sum(isinstance(r, Appended) for r in results) == 5
         assert await sequences(store, inbox) == [0, 1, 2, 3, 4]
+
+    async def test_a_message_and_its_delivery_are_one_append(self, bench: EventBench) -> None:
+        store, chain = await self.log(bench)
+        inbox = inbox_stream(chain, "t")
+        together = [steps(chain, 0, consumed=((inbox, 0),)), message(inbox, "m0", expected_head=NO_EVENTS)]
+        done = await store.append_many(together)
+        assert [(a.head, a.repeated) for a in done] == [(1, False), (0, False)]
+        assert [a.repeated for a in await store.append_many(together)] == [True, True]
+        await store.append(message(inbox, "m1", backlog_cap=1))  # nothing waits before it
+        for known, expected in (("m2", 0), ("m0", 1)):  # another was first; the message stands already
+            refusal = store.append_many([steps(chain, 1), message(inbox, known, expected_head=expected)])
+            await refused(refusal, WrongHeadError)
+        assert await sequences(store, chain) == [0, 1]
+        assert await sequences(store, inbox) == [0, 1]
