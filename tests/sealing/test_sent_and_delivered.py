@@ -79,3 +79,17 @@ async def test_beside_a_held_topic_messages_go_by_themselves(handed_over):
         await node.send(CHAIN, "u", "second")
         assert handed_over == [False]
         await until(lambda: kinds(chain).count(Kind.MESSAGE_CONSUMED) == 2, "the second delivery")
+
+
+async def test_the_key_of_an_execution_that_ends_on_a_message_is_let_go(handed_over):
+    chain = Chain()
+    async with chain.node("capable", owns=True) as node:
+        handle = await node.start(listens, None, execution_id=CHAIN)
+        keys = node.stores.events._ring._held
+        for n in range(3):
+            await rests(node)
+            assert (CHAIN in keys) == (n > 0)
+            await node.send(CHAIN, "t", n)
+        await handle.result(5)
+        assert CHAIN not in keys
+    assert handed_over == [True, True, True]

@@ -143,8 +143,7 @@ class EncryptingEventStore:
         sealed, named = await self._sealer.seal((append,))
         appended = await self._inner.append(sealed[0], deadline_ms=deadline_ms)
         self._subjects.learn(named)
-        if append.events and append.events[-1].type in _LAST:
-            self._ring.drop(append.stream_id)
+        self._let_go((append,))
         return appended
 
     async def append_many(
@@ -154,7 +153,14 @@ class EncryptingEventStore:
         sealed, named = await self._sealer.seal(appends)
         appended = await self._inner.append_many(sealed, deadline_ms=deadline_ms)
         self._subjects.learn(named)
+        self._let_go(appends)
         return appended
+
+    def _let_go(self, appends: Iterable[StreamAppend]) -> None:
+        """Executions that have ended need no key in memory, where they are subjects of their own."""
+        for append in appends:
+            if append.events and append.events[-1].type in _LAST:
+                self._ring.drop(append.stream_id)
 
     # -- opening -------------------------------------------------------------------------------------------------
 
