@@ -126,6 +126,12 @@ def test_clients_that_come_through_a_proxy_stay_on_it(start_kafka):
         assert sum(n for (api, _), n in proxy.seen.items() if api == Api.PRODUCE) == 1
 
 
+def test_a_broker_for_long_compiles_in_full(private_kafka, start_kafka):
+    lightly, for_long = b"-XX:TieredStopAtLevel=1", start_kafka(for_long=True)
+    assert lightly not in Path(f"/proc/{for_long.pid}/cmdline").read_bytes()
+    assert lightly in Path(f"/proc/{private_kafka.pid}/cmdline").read_bytes()
+
+
 def test_a_broker_that_cannot_start_shows_the_end_of_its_log():
     with pytest.raises(ServiceFailedError) as caught:
         services.kafka(properties={"log.retention.hours": "not a number"}, embedded=False)

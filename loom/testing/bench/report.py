@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from loom.testing.bench.turns import Windows
 
 _WIDTH: Final = 72
+WARM_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +79,17 @@ def _append(at: Where) -> list[Row]:
 
 def _wake(at: Where) -> list[Row]:
     count = round(300 * at.scale)
+    plain = raw_limit(at.bootstrap, records_a_transaction=4, seconds=at.seconds)
+    beside = f"a plain transaction of 4 records: {_latency(plain)}"
     rows = []
     for lanes in (2, 1):
         here = asyncio.run(engine.wakes(at.bootstrap, at.redis_url, count=count, lanes=lanes))
         there = asyncio.run(engine.wakes_by_request(at.bootstrap, at.redis_url, count=count, lanes=lanes))
         replayed = asyncio.run(engine.evicted_wakes(at.bootstrap, at.redis_url, count=count, lanes=lanes))
         rows += [
-            Row(f"wake, one at a time, lanes={lanes}", _latency(here)),
-            Row(f"wake through another client, lanes={lanes}", _latency(there)),
-            Row(f"wake of a flow that had left memory, lanes={lanes}", _latency(replayed)),
+            Row(f"wake, one at a time, lanes={lanes}", _latency(here), beside),
+            Row(f"wake through another client, lanes={lanes}", _latency(there), beside),
+            Row(f"wake of a flow that had left memory, lanes={lanes}", _latency(replayed), beside),
         ]
     return rows
 
@@ -200,14 +203,15 @@ def run(names: list[str], *, seconds: float, scale: float, flush_each: bool, as_
             "bench", f"there is no measurement {unknown[0]!r}", f"choose from {', '.join(MEASUREMENTS)}"
         )
     properties = {"log.flush.interval.messages": "1"} if flush_each else {}
-    with services.kafka(properties=properties) as broker, services.redis() as redis:
+    with services.kafka(properties=properties, for_long=True) as broker, services.redis() as redis:
         where = Where(broker.bootstrap, redis.url, seconds, scale)
         for _ in range(3):
             services.warm_up(broker.bootstrap)
         apart(_warm, where)
+        flushes = ", the broker flushing each append" if flush_each else ""
         how = (
-            f"Python {platform.python_version()}, {os.cpu_count()} cores, {broker.note}; broker and Redis on the same "
-            f"machine{', the broker flushing each append' if flush_each else ''}; {seconds:g} s a figure"
+            f"Python {platform.python_version()}, {os.cpu_count()} cores; Redis and the broker on the same machine: "
+            f"{broker.note}, its JVM compiling in full, after {WARM_S:g} s of transactions{flushes}; {seconds:g} s a figure"
         )
         if not as_json:
             _say(how)
@@ -228,5 +232,7 @@ def _say(line: str) -> None:
 
 
 def _warm(at: Where) -> list[Row]:
-    raw_limit(at.bootstrap, records_a_transaction=1000, seconds=2)
+    """Thousands of transactions, small ones and large: a JVM is at its speed only after them."""
+    raw_limit(at.bootstrap, records_a_transaction=1000, seconds=WARM_S / 5)
+    raw_limit(at.bootstrap, records_a_transaction=4, seconds=4 * WARM_S / 5)
     return []

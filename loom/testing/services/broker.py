@@ -27,10 +27,12 @@ KAFKA_VERSION: Final = "4.4.0"
 READY_TIMEOUT_S: Final = 60.0
 _FORMAT_TIMEOUT_S: Final = 60.0
 _PROBE_S: Final = 0.05
-_JVM: Final = (
-    *("-Xmx512m", "-XX:TieredStopAtLevel=1"),
-    *("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true"),
+_LOGGING: Final = (
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
 )
+_JVM: Final = ("-Xmx512m", "-XX:TieredStopAtLevel=1", *_LOGGING)
+_JVM_FOR_LONG: Final = ("-Xmx1g", *_LOGGING)
 
 TEST_PROPERTIES: Final[Mapping[str, str]] = {
     "offsets.topic.replication.factor": "1",
@@ -132,6 +134,7 @@ def kafka(
     proxy_ports: Sequence[int] = (),
     folder: Path | None = None,
     embedded: bool | None = None,
+    for_long: bool = False,
 ) -> KafkaService:
     """Start a broker on free ports of the loopback interface, and return once it serves.
 
@@ -144,15 +147,18 @@ def kafka(
         folder: keep the log here instead of in a temporary folder.
         embedded: False insists on Apache Kafka, True on the embedded broker; None takes Apache Kafka where Java 17
             and Maven are found, and else the embedded one.
+        for_long: Apache Kafka in a JVM that compiles in full, as operators run it, and is quick once it is warm; by
+            default it compiles lightly, and starts fast.
 
     Raises:
         ServiceMissingError: nothing is installed that could serve.
         ServiceFailedError: what is installed does not come up; with the end of its log.
     """
+    jvm = _JVM_FOR_LONG if for_long else _JVM
     why = "asked for"
     if embedded is not True:
         try:
-            return _start(lambda: _apache(version, dict(properties or {}), proxy_ports, folder))
+            return _start(lambda: _apache(version, dict(properties or {}), proxy_ports, folder, jvm))
         except ServiceMissingError as missing:
             if embedded is False:
                 raise
@@ -177,7 +183,11 @@ def _start(make: Callable[[], KafkaService]) -> KafkaService:
 
 
 def _apache(
-    version: str, properties: dict[str, str], proxy_ports: Sequence[int], folder: Path | None
+    version: str,
+    properties: dict[str, str],
+    proxy_ports: Sequence[int],
+    folder: Path | None,
+    jvm: tuple[str, ...],
 ) -> KafkaService:
     java, jars = find_java(), kafka_jars(version)
     classpath = f"{jars}/*"
@@ -210,7 +220,7 @@ def _apache(
     }
     file = service.folder / "server.properties"
     file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    service.set_command((java, *_JVM, "-cp", classpath, "kafka.Kafka", str(file)))
+    service.set_command((java, *jvm, "-cp", classpath, "kafka.Kafka", str(file)))
     if not (service.folder / "data" / "meta.properties").exists():
         _format(service, java, classpath, file)
     return service
