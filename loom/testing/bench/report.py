@@ -211,7 +211,7 @@ def run(names: list[str], *, seconds: float, scale: float, flush_each: bool, as_
         flushes = ", the broker flushing each append" if flush_each else ""
         how = (
             f"Python {platform.python_version()}, {os.cpu_count()} cores; Redis and the broker on the same machine: "
-            f"{broker.note}, its JVM compiling in full, after {WARM_S:g} s of transactions{flushes}; {seconds:g} s a figure"
+            f"{broker.note}, after {WARM_S:g} s of transactions{flushes}; {seconds:g} s a figure"
         )
         if not as_json:
             _say(how)

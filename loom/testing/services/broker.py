@@ -154,11 +154,12 @@ def kafka(
         ServiceMissingError: nothing is installed that could serve.
         ServiceFailedError: what is installed does not come up; with the end of its log.
     """
-    jvm = _JVM_FOR_LONG if for_long else _JVM
     why = "asked for"
     if embedded is not True:
         try:
-            return _start(lambda: _apache(version, dict(properties or {}), proxy_ports, folder, jvm))
+            return _start(
+                lambda: _apache(version, dict(properties or {}), proxy_ports, folder, for_long=for_long)
+            )
         except ServiceMissingError as missing:
             if embedded is False:
                 raise
@@ -187,11 +188,13 @@ def _apache(
     properties: dict[str, str],
     proxy_ports: Sequence[int],
     folder: Path | None,
-    jvm: tuple[str, ...],
+    *,
+    for_long: bool,
 ) -> KafkaService:
     java, jars = find_java(), kafka_jars(version)
+    jvm, how = (_JVM_FOR_LONG, ", its JVM compiling in full") if for_long else (_JVM, "")
     classpath = f"{jars}/*"
-    service = KafkaService("apache", f"Apache Kafka {version}", (), folder)
+    service = KafkaService("apache", f"Apache Kafka {version}{how}", (), folder)
     client, controller, *further = free_ports(2 + len(proxy_ports))
     service.bootstrap = f"127.0.0.1:{client}"
     service.listeners = tuple(
