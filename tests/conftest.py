@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient
 from hypothesis import HealthCheck, settings
 
 from loom.errors import ServiceMissingError
+from loom.runtime.waiting import Waiting
 from loom.testing import services
 
 _KAFKA_FIXTURES = frozenset(
@@ -193,3 +194,20 @@ def start_redis():
 def private_redis(start_redis):
     """A Redis (``services.RedisService``) with an append-only file that this test may stop, pause, kill, flush."""
     return start_redis(appendonly=True)
+
+
+# -- what a node did -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def handed_over(monkeypatch):
+    """What came of each message that was sent to a run of this process."""
+    answers = []
+    plain = Waiting.hand_over
+
+    def hand_over(waiting, append):
+        answers.append(plain(waiting, append))
+        return answers[-1]
+
+    monkeypatch.setattr(Waiting, "hand_over", hand_over)
+    return answers

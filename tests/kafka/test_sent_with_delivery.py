@@ -8,7 +8,6 @@ import pytest
 from writers import visible
 
 from loom import Client, Config, Runtime, flow
-from loom.runtime.waiting import Waiting
 from loom.schemas.envelope import Kind
 from loom.stores.kafka.records import FIRST
 from loom.testing.runtime import until
@@ -27,19 +26,6 @@ async def collects(ctx, count):
 def config(kafka_bootstrap, topic_prefix, tmp_path):
     make_log(kafka_bootstrap, topic_prefix, 1)
     return Config(bootstrap=kafka_bootstrap, topic_prefix=topic_prefix, partitions=1, data_dir=tmp_path)
-
-
-@pytest.fixture
-def handed_over(monkeypatch):
-    answers = []
-    plain = Waiting.hand_over
-
-    def hand_over(waiting, append):
-        answers.append(plain(waiting, append))
-        return answers[-1]
-
-    monkeypatch.setattr(Waiting, "hand_over", hand_over)
-    return answers
 
 
 def transactions(config, topic):

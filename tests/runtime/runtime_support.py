@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loom.schemas.envelope import Kind
+from loom.testing.runtime import until
 
 
 async def add(a, b):
@@ -19,6 +20,11 @@ def kinds(history):
 
 def of_kind(history, kind):
     return [event for event in history if event.type == kind]
+
+
+async def parked(runtime, execution_id):
+    """Wait until a run rests in its node's memory."""
+    await until(lambda: execution_id in runtime._engine.parked_runs, "the park")
 
 
 class Trouble:

@@ -6,7 +6,7 @@ import asyncio
 
 import pydantic
 import pytest
-from runtime_support import add, kinds, of_kind
+from runtime_support import add, kinds, of_kind, parked
 
 from loom import (
     ExecutionFinishedError,
@@ -28,10 +28,6 @@ from loom.testing.runtime import until
 @flow("receiver")
 async def receiver(ctx, count):
     return [await ctx.receive("go") for _ in range(count)]
-
-
-async def parked(runtime, execution_id):
-    await until(lambda: execution_id in runtime._engine.parked_runs, "the park")
 
 
 async def parks(runtime, execution_id, count):

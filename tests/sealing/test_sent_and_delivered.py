@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
-from mixed import SECRET, Trouble
+from contextlib import asynccontextmanager
+
+from mixed import SECRET, Trouble, parked
 from test_quarantine import CHAIN, Chain, hold, kinds, listens
 
 from loom.ids import inbox_stream
-from loom.runtime.waiting import Waiting
 from loom.schemas.envelope import Kind
 from loom.testing.runtime import until
 
 
-@pytest.fixture
-def handed_over(monkeypatch):
-    answers = []
-    plain = Waiting.hand_over
-
-    def hand_over(waiting, append):
-        answers.append(plain(waiting, append))
-        return answers[-1]
-
-    monkeypatch.setattr(Waiting, "hand_over", hand_over)
-    return answers
-
-
-async def rests(node):
-    await until(lambda: CHAIN in node._engine.parked_runs, "the park")
+@asynccontextmanager
+async def refusing(chain):
+    """A node without keys that drives the chain, and has met a sealed message at the head of ``t``."""
+    await chain.started()
+    await chain.send("t", "sealed", "m1")
+    trouble = Trouble()
+    async with chain.node("raw", owns=True, trouble=trouble) as node:
+        await until(lambda: trouble.errors, "a refusal")
+        yield node
 
 
 async def test_it_rests_sealed_in_inbox_and_log(handed_over):
@@ -34,7 +28,7 @@ async def test_it_rests_sealed_in_inbox_and_log(handed_over):
     async with chain.node("capable", owns=True) as node:
         handle = await node.start(listens, None, execution_id=CHAIN, subject="s")
         for n in range(3):
-            await rests(node)
+            await parked(node, CHAIN)
             await node.send(CHAIN, "t", f"{SECRET}{n}")
         assert await handle.result(5) == [f"{SECRET}{n}" for n in range(3)]
     assert handed_over == [True, True, True]
@@ -48,11 +42,7 @@ async def test_it_rests_sealed_in_inbox_and_log(handed_over):
 
 async def test_a_sealed_head_holds_every_topic_for_what_is_sent_here_too(handed_over):
     chain = Chain()
-    await chain.started()
-    await chain.send("t", "sealed", "m1")
-    trouble = Trouble()
-    async with chain.node("raw", owns=True, trouble=trouble) as node:
-        await until(lambda: trouble.errors, "a refusal")
+    async with refusing(chain) as node:
         await node.send(CHAIN, "u", "open")
         await until(lambda: len(handed_over) or CHAIN not in node._engine.runs)
         assert True not in handed_over
@@ -60,22 +50,18 @@ async def test_a_sealed_head_holds_every_topic_for_what_is_sent_here_too(handed_
         assert kinds(chain)[-1] == Kind.EXECUTION_SUSPENDED
     async with chain.node("capable", owns=True) as capable:
         await until(lambda: kinds(chain).count(Kind.MESSAGE_CONSUMED) == 2, "both deliveries")
-        await rests(capable)
+        await parked(capable, CHAIN)
         await capable.send(CHAIN, "u", "last")
         assert await capable.handle(CHAIN, listens).result(5) == ["sealed", "open", "last"]
 
 
 async def test_beside_a_held_topic_messages_go_by_themselves(handed_over):
     chain = Chain()
-    await chain.started()
-    await chain.send("t", "sealed", "m1")
-    trouble = Trouble()
-    async with chain.node("raw", owns=True, trouble=trouble) as node:
-        await until(lambda: trouble.errors, "a refusal")
+    async with refusing(chain) as node:
         await hold(node)
         await chain.send("u", "first", "m2", sealed=False)
         await until(lambda: Kind.MESSAGE_CONSUMED in kinds(chain), "the delivery of the other topic")
-        await rests(node)
+        await parked(node, CHAIN)
         await node.send(CHAIN, "u", "second")
         assert handed_over == [False]
         await until(lambda: kinds(chain).count(Kind.MESSAGE_CONSUMED) == 2, "the second delivery")
@@ -87,7 +73,7 @@ async def test_the_key_of_an_execution_that_ends_on_a_message_is_let_go(handed_o
         handle = await node.start(listens, None, execution_id=CHAIN)
         keys = node.stores.events._ring._held
         for n in range(3):
-            await rests(node)
+            await parked(node, CHAIN)
             assert (CHAIN in keys) == (n > 0)
             await node.send(CHAIN, "t", n)
         await handle.result(5)

@@ -160,10 +160,9 @@ class Invariants:
     def effect_began(self, node: Node, execution_id: str, step: str) -> None:
         """An effect starts only on the node that holds the fence, and once for each time that it was taken."""
         row = self._fleet.log.index.row(execution_id)
-        runtime: Any = node.runtime
-        if row is None or runtime is None:
+        incarnation = node.driver
+        if row is None or incarnation is None:
             return
-        incarnation = runtime.node
         self._fleet.world.note(f"effect {execution_id} {step} on {incarnation}")
         owner = (row.fence_owner or "").partition("/")[0]
         if row.fence_owner is not None and owner != incarnation and not row.finished:

@@ -93,6 +93,12 @@ class Node:
         """Whether it has not been killed; it may be frozen."""
         return self.loop is not None
 
+    @property
+    def driver(self) -> str | None:
+        """What logs and fences call it in this life; None while no runtime is open."""
+        runtime: Any = self.runtime
+        return None if runtime is None else runtime.node
+
     def start(self) -> None:
         """Begin a life."""
         self.incarnation += 1

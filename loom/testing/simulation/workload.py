@@ -101,7 +101,7 @@ class Workload:
         """On the node whose flow waits for it, which may die of it; the client sends it too, under the same id."""
         row = self._fleet.log.index.row(execution_id)
         driver = None if row is None else row.node
-        drivers = [n for n in self._fleet.nodes if _may_give(n, payload[1]) and _incarnation(n) == driver]
+        drivers = [n for n in self._fleet.nodes if _may_give(n, payload[1]) and n.driver == driver]
         if not drivers or self._world.chance(0.3):
             return False
         node = self._world.rng.choice(drivers)
@@ -182,8 +182,3 @@ class Workload:
 def _may_give(node: Node, word: str) -> bool:
     """Whether a node can be asked now; what is to be sealed is given only to who seals it."""
     return node.alive and node.runtime is not None and (word == OPEN or node.kind == CAPABLE)
-
-
-def _incarnation(node: Node) -> str:
-    runtime: Any = node.runtime
-    return str(runtime.node)
