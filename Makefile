@@ -21,8 +21,8 @@ $(STAMP): .ci/setup pyproject.toml requirements-dev.lock requirements-embedded.l
 demo: $(STAMP) ## the order flow, with a worker killed on the way, and a sealed order
 	@$(BIN)/python -m examples.demo
 
-test: $(STAMP) ## the whole suite, on real Kafka and real Redis
-	@$(BIN)/pytest $(PYTEST_ARGS)
+test: $(STAMP) ## the whole suite, on real Kafka and real Redis, in two processes
+	@$(BIN)/pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 soak: $(STAMP) ## the long tests
 	@$(BIN)/pytest --soak -m soak -o faulthandler_timeout=0 $(PYTEST_ARGS)

@@ -28,6 +28,7 @@ _KAFKA_FIXTURES = frozenset(
 )
 _REDIS_FIXTURES = frozenset({"redis_url", "redis_prefix", "private_redis", "start_redis"})
 _THREAD_GRACE_S = 5.0
+_NOTES = "notes"
 _notes = pytest.StashKey[list[str]]()
 
 
@@ -76,6 +77,19 @@ def pytest_collection_modifyitems(config, items):
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if not item.get_closest_marker("soak")]
+
+
+def pytest_sessionfinish(session):
+    """Where this is one process of several: let the one that reports have the notes."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[_NOTES] = session.config.stash[_notes]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """A process has ended; one that died has left no output."""
+    node.config.stash[_notes] += getattr(node, "workeroutput", {}).get(_NOTES, [])
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -129,6 +129,16 @@ async def until(
     await _until(holds, what, within_s)
 
 
+async def until_parked(runtime: Runtime, execution_id: str) -> None:
+    """Wait until a run rests in its node's memory.
+
+    Raises:
+        DeadlineExceededError: it did not in time.
+    """
+    parked = runtime._engine.parked_runs  # noqa: SLF001 - memory is what is asked about
+    await until(lambda: execution_id in parked, f"the park of {execution_id}")
+
+
 async def until_rows(wakes: WakeStore, execution_id: str, *kinds: str) -> None:
     """Wait until an execution's wake rows are of these kinds: what tells of a refusal may be seen before its row is.
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from loom.schemas.envelope import Kind
-from loom.testing.runtime import until
 
 
 async def add(a, b):
@@ -20,11 +19,6 @@ def kinds(history):
 
 def of_kind(history, kind):
     return [event for event in history if event.type == kind]
-
-
-async def parked(runtime, execution_id):
-    """Wait until a run rests in its node's memory."""
-    await until(lambda: execution_id in runtime._engine.parked_runs, "the park")
 
 
 class Trouble:

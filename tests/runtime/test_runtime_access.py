@@ -14,7 +14,7 @@ from loom import (
 )
 from loom.errors import UNKNOWN_OWNER_REASON
 from loom.schemas.envelope import Kind
-from loom.testing.runtime import until
+from loom.testing.runtime import until_parked
 
 ALICE = Principal("alice", {"tenant": "t1"})
 MALLORY = Principal("mallory", {"tenant": "t2"})
@@ -53,7 +53,7 @@ async def denied(call):
 async def owned(fleet, trouble):
     async with fleet.runtime("node", [waits], **trouble.options) as runtime:
         handle = await runtime.start(waits, principal=ALICE)
-        await until(lambda: handle.execution_id in runtime._engine.parked_runs)
+        await until_parked(runtime, handle.execution_id)
         yield runtime, handle.execution_id
 
 
@@ -131,7 +131,7 @@ async def test_a_denial_while_the_flow_runs_does_not_disturb_it(fleet, trouble):
         for _ in range(3):
             await denied(verbs(runtime, handle.execution_id, MALLORY)["cancel"])
         hold.set()
-        await until(lambda: handle.execution_id in runtime._engine.parked_runs)
+        await until_parked(runtime, handle.execution_id)
         await denied(verbs(runtime, handle.execution_id, MALLORY)["cancel"])
         await runtime.resume(handle.execution_id, "approve", 1, principal=ALICE)
         assert await handle.result(5) == 1

@@ -16,7 +16,7 @@ from loom.schemas.envelope import Kind, NewEvent
 from loom.stores.contracts import StreamAppend
 from loom.testing.clock import VirtualClock
 from loom.testing.replay import replay
-from loom.testing.runtime import crash, until, until_rows
+from loom.testing.runtime import crash, until, until_parked, until_rows
 
 
 @flow("changing")
@@ -128,7 +128,7 @@ async def test_a_sealed_head_holds_the_execution_and_nothing_is_written(fleet, t
         for park_first in (True, False):
             handle = await runtime.start(neighbour)
             if park_first:
-                await until(lambda: handle.execution_id in runtime._engine.parked_runs)
+                await until_parked(runtime, handle.execution_id)
             event = message(
                 "go",
                 {"__loomEnc": "loom/aes-256-gcm"},

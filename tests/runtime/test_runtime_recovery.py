@@ -12,7 +12,7 @@ from loom import LoomError, RedriveExhaustedError, flow, receive, timer
 from loom.errors import UnreachableError
 from loom.schemas.envelope import TERMINAL_KINDS, Kind
 from loom.testing.clock import VirtualClock
-from loom.testing.runtime import MemoryFleet, crash, until
+from loom.testing.runtime import MemoryFleet, crash, until, until_parked
 
 
 @flow("small")
@@ -445,7 +445,7 @@ async def test_a_beat_that_comes_back_late_lets_go_of_what_was_held_back(fleet):
 
     async with fleet.runtime("node", [late]) as node:
         handle = await node.start(late)
-        await until(lambda: handle.execution_id in node._engine.parked_runs, "the park")
+        await until_parked(node, handle.execution_id)
         presence = node._presence
         presence._stands = (-1e9, -1e9, -1e9)  # as after a beat whose answer takes longer than the row lasts
         run = node._engine.runs[handle.execution_id]

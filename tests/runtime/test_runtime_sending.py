@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from runtime_support import FaultyStore, has, kinds, of_kind, parked
+from runtime_support import FaultyStore, has, kinds, of_kind
 
 from loom import flow, receive, timer
 from loom.errors import OutcomeUnknownError, SealedPayloadUnreadableError, StorageWriteError
@@ -17,7 +17,7 @@ from loom.runtime.listener import Listener
 from loom.runtime.sending import APART_MS
 from loom.schemas.envelope import Kind
 from loom.stores.contracts import StreamAppend
-from loom.testing.runtime import until
+from loom.testing.runtime import until, until_parked
 
 IN_ONE = [Kind.MESSAGE_CONSUMED, Kind.EXECUTION_RESUMED, Kind.EXECUTION_COMPLETED]
 
@@ -39,7 +39,7 @@ def deaf(monkeypatch):
 
 
 async def resting(runtime, execution_id):
-    await parked(runtime, execution_id)
+    await until_parked(runtime, execution_id)
     return runtime._engine.runs[execution_id]
 
 
@@ -64,7 +64,7 @@ def consumed(history):
 async def test_a_message_and_all_that_comes_of_it_are_one_append(fleet, events):
     async with fleet.runtime("node", [receiver], events=events) as runtime:
         handle = await runtime.start(receiver, 1)
-        await parked(runtime, handle.execution_id)
+        await until_parked(runtime, handle.execution_id)
         before = len(events.appended)
         await runtime.send(handle.execution_id, "go", {"n": 1})
         assert await handle.result(5) == [{"n": 1}]
@@ -86,7 +86,7 @@ async def test_the_sender_is_answered_when_the_message_is_durable(fleet, events)
     events.before = hold
     async with fleet.runtime("node", [receiver], events=events) as runtime:
         handle = await runtime.start(receiver, 1)
-        await parked(runtime, handle.execution_id)
+        await until_parked(runtime, handle.execution_id)
         sent = asyncio.create_task(runtime.send(handle.execution_id, "go", 1))
         await until(lambda: not runtime._engine.parked_runs)
         await asyncio.sleep(0.05)
@@ -142,7 +142,7 @@ async def test_what_the_flow_does_to_its_message_changes_nothing_that_is_stored(
         given.clear()
 
     handle = await runtime.start(greedy)
-    await parked(runtime, handle.execution_id)
+    await until_parked(runtime, handle.execution_id)
     await runtime.send(handle.execution_id, "go", {"list": [1]})
     await handle.result(5)
     assert await inbox_of(runtime, handle.execution_id) == [{"list": [1]}]
@@ -168,7 +168,7 @@ async def test_another_message_that_was_first_is_delivered_first(fleet, events, 
     async with fleet.runtime("node", [looks], events=events, **trouble.options) as runtime:
         handle = await runtime.start(looks, 2)
         execution_id = handle.execution_id
-        await parked(runtime, execution_id)
+        await until_parked(runtime, execution_id)
         await runtime.send(execution_id, "go", "mine")
         assert await handle.result(5) == ["first", "mine"]
         assert handed_over[0] is True
@@ -190,11 +190,11 @@ async def test_after_one_that_came_to_nothing_messages_go_by_themselves_for_a_wh
     async with fleet.runtime("node", [receiver], events=events) as runtime:
         handle = await runtime.start(receiver, 4)
         execution_id = handle.execution_id
-        await parked(runtime, execution_id)
+        await until_parked(runtime, execution_id)
         await runtime.send(execution_id, "go", "second")
-        await parked(runtime, execution_id)
+        await until_parked(runtime, execution_id)
         await runtime.send(execution_id, "go", "third")
-        await parked(runtime, execution_id)
+        await until_parked(runtime, execution_id)
         assert handed_over == [True]
         sending = runtime._verbs._sending
         sending._apart._clock = lambda: fleet.clock() + APART_MS  # time passes
@@ -213,7 +213,7 @@ async def test_an_unknown_outcome_is_repeated_and_stands_once(fleet, events, tro
     events.after = lose
     async with fleet.runtime("node", [receiver], events=events, **trouble.options) as runtime:
         handle = await runtime.start(receiver, 1)
-        await parked(runtime, handle.execution_id)
+        await until_parked(runtime, handle.execution_id)
         await runtime.send(handle.execution_id, "go", 1)
         assert await handle.result(5) == [1]
         assert await inbox_of(runtime, handle.execution_id) == [1]
@@ -240,7 +240,7 @@ async def test_a_store_that_stays_away_leaves_the_flow_without_the_message(fleet
     settings = {"storage_patience_ms": 100, "recovery_interval_ms": 50}
     async with fleet.runtime("node", [notes], events=events, settings=settings, **trouble.options) as runtime:
         handle = await runtime.start(notes)
-        await parked(runtime, handle.execution_id)
+        await until_parked(runtime, handle.execution_id)
         with pytest.raises(StorageWriteError):
             await runtime.send(handle.execution_id, "go", "lost")
         assert ran == []
@@ -258,7 +258,7 @@ async def test_a_repeat_that_the_chain_has_forgotten_but_its_inbox_has_not_is_on
     async with fleet.runtime("node", [receiver]) as runtime:
         handle = await runtime.start(receiver, 3)
         for message_id in ("m0", "m1", "m0", "m2"):
-            await parked(runtime, handle.execution_id)
+            await until_parked(runtime, handle.execution_id)
             await runtime.send(handle.execution_id, "go", message_id, message_id=message_id)
         assert await handle.result(5) == ["m0", "m1", "m2"]
         assert await inbox_of(runtime, handle.execution_id) == ["m0", "m1", "m2"]
@@ -269,7 +269,7 @@ async def test_messages_on_their_way_are_not_overtaken(fleet, events, handed_ove
     """A burst is sent one behind the other; none of it costs the run its place in memory."""
     async with fleet.runtime("node", [receiver], events=events) as runtime:
         handle = await runtime.start(receiver, 60)
-        await parked(runtime, handle.execution_id)
+        await until_parked(runtime, handle.execution_id)
         run = runtime._engine.runs[handle.execution_id]
         for n in range(0, 60, 6):
             await asyncio.gather(*(runtime.send(handle.execution_id, "go", m) for m in range(n, n + 6)))
@@ -299,7 +299,7 @@ async def test_a_message_whose_append_is_under_way_is_not_overtaken(fleet, event
         first = asyncio.create_task(runtime.send(handle.execution_id, "go", 1))
         await until(lambda: events.before is None, "the first append")
         at_work.set()
-        await parked(runtime, handle.execution_id)
+        await until_parked(runtime, handle.execution_id)
         await runtime.send(handle.execution_id, "go", 2)
         release.set()
         await first
@@ -397,7 +397,7 @@ async def test_a_timer_that_is_due_comes_before_the_message(skipping, handed_ove
         return arm.index
 
     handle = await skipping.start(chooses)
-    await parked(skipping, handle.execution_id)
+    await until_parked(skipping, handle.execution_id)
     skipping._engine.now = lambda: 1 << 50
     await skipping.send(handle.execution_id, "go", 1)
     assert await handle.result(5) == 0
@@ -406,7 +406,7 @@ async def test_a_timer_that_is_due_comes_before_the_message(skipping, handed_ove
 
 async def test_a_message_that_the_flow_does_not_wait_for_goes_by_itself(runtime, handed_over):
     handle = await runtime.start(receiver, 1)
-    await parked(runtime, handle.execution_id)
+    await until_parked(runtime, handle.execution_id)
     await runtime.send(handle.execution_id, "other", 1)
     assert handed_over == [False]
     assert await inbox_of(runtime, handle.execution_id, "other") == [1]

@@ -24,7 +24,7 @@ from loom import (
     flow,
 )
 from loom.schemas.envelope import Kind
-from loom.testing.runtime import until
+from loom.testing.runtime import until, until_parked
 
 
 class Order(pydantic.BaseModel):
@@ -44,10 +44,6 @@ async def adds_then_waits(ctx, n):
     first = await ctx.run(add, n, 1)
     second = await ctx.run(add, first, 1)
     return second + await ctx.receive("go")
-
-
-async def parked(runtime, handle):
-    await until(lambda: handle.execution_id in runtime._engine.parked_runs, "the park")
 
 
 # -- start -------------------------------------------------------------------------------------------------------
@@ -215,7 +211,7 @@ async def test_a_busy_flow_cannot_outrun_a_cancel(fleet):
 
 async def test_state_query_and_park_of_a_parked_execution(runtime):
     handle = await runtime.start(adds_then_waits, 1)
-    await parked(runtime, handle)
+    await until_parked(runtime, handle.execution_id)
     state = await runtime.load_state(handle.execution_id)
     assert (state.status, state.workflow, state.steps, state.head) == ("suspended", "adds-then-waits", 2, 3)
     seen = await runtime.query(handle.execution_id)
@@ -259,11 +255,11 @@ async def test_follow_yields_every_event_until_the_end(fleet):
 
 async def test_a_fork_goes_its_own_way_from_a_step(runtime):
     handle = await runtime.start(adds_then_waits, 1)
-    await parked(runtime, handle)
+    await until_parked(runtime, handle.execution_id)
     await runtime.send(handle.execution_id, "go", 10)
     assert await handle.result(5) == 13
     fork = await runtime.fork(handle.execution_id, at_step="0:1", principal=None)
-    await parked(runtime, fork)
+    await until_parked(runtime, fork.execution_id)
     await runtime.send(fork.execution_id, "go", 20)
     assert await fork.result(5) == 23
     history = await runtime.history(fork.execution_id)
@@ -281,7 +277,7 @@ async def test_a_fork_after_a_message_starts_with_an_inbox_of_its_own(runtime):
     handle = await runtime.start(two)
     await runtime.send(handle.execution_id, "go", 1)
     await until(lambda: runtime._engine.runs[handle.execution_id].state.cursors.get("go") == 0)
-    await parked(runtime, handle)
+    await until_parked(runtime, handle.execution_id)
     fork = await runtime.fork(handle.execution_id)
     await runtime.send(fork.execution_id, "go", 2)
     assert await fork.result(5) == [1, 2]
@@ -292,7 +288,7 @@ async def test_a_fork_after_a_message_starts_with_an_inbox_of_its_own(runtime):
 @pytest.mark.parametrize("where", [{"at_sequence": 99}, {"at_step": "nowhere"}, {"at_sequence": -1}])
 async def test_a_fork_from_nowhere_is_refused(runtime, where):
     handle = await runtime.start(adds_then_waits, 1)
-    await parked(runtime, handle)
+    await until_parked(runtime, handle.execution_id)
     with pytest.raises(InvalidInputError):
         await runtime.fork(handle.execution_id, **where)
 
@@ -334,7 +330,7 @@ async def test_messages_are_discarded_by_operators_only(fleet):
     async with fleet.runtime("node", [adds_then_waits], settings=settings) as runtime:
         owner, operator = Principal("owner"), Principal("ops")
         handle = await runtime.start(adds_then_waits, 1, principal=owner)
-        await parked(runtime, handle)
+        await until_parked(runtime, handle.execution_id)
         with pytest.raises(InboxDiscardRefusedError, match="invalid"):
             await runtime.send(handle.execution_id, "other", "poison", message_id="p1")
             await runtime.discard_inbox(handle.execution_id, "other", message_id="p2", principal=operator)
@@ -373,7 +369,7 @@ async def test_a_running_execution_has_nothing_to_discard(fleet):
 
 async def test_messages_are_expired_by_age(runtime, fleet):
     handle = await runtime.start(adds_then_waits, 1)
-    await parked(runtime, handle)
+    await until_parked(runtime, handle.execution_id)
     await runtime.send(handle.execution_id, "other", 1)
     assert await runtime.expire_inbox(handle.execution_id, "other", older_than_ms=60_000) == 0
     assert await runtime.expire_inbox(handle.execution_id, "other", older_than_ms=-1) == 1
@@ -395,7 +391,7 @@ async def test_an_execution_goes_on_as_another_flow(fleet, trouble):
 
     async with fleet.runtime("node", [v1], **trouble.options) as runtime:
         handle = await runtime.start(v1)
-        await parked(runtime, handle)
+        await until_parked(runtime, handle.execution_id)
         again = await runtime.resume_as(handle.execution_id, v2)
         assert await again.result(5) == "v2"
         recovered = of_kind(await runtime.history(handle.execution_id), Kind.EXECUTION_RECOVERED)[0]
@@ -405,7 +401,7 @@ async def test_an_execution_goes_on_as_another_flow(fleet, trouble):
 
 async def test_a_kept_state_is_restored_if_the_log_agrees(runtime):
     handle = await runtime.start(adds_then_waits, 1)
-    await parked(runtime, handle)
+    await until_parked(runtime, handle.execution_id)
     state = await runtime.load_state(handle.execution_id)
     forged = await runtime.load_state(handle.execution_id)
     forged.steps = 7
@@ -439,7 +435,7 @@ async def test_an_operator_s_word_has_the_owner_take_over(fleet):
         recovered = of_kind(await client.history(handle.execution_id), Kind.EXECUTION_RECOVERED)
         assert [e.data["reason"] for e in recovered] == ["host is off"]
         other = await runtime.start(adds_then_waits, 1)
-        await parked(runtime, other)
+        await until_parked(runtime, other.execution_id)
         assert await client.recover(other.execution_id) is False
         with pytest.raises(ExecutionFinishedError):
             await client.recover(handle.execution_id)
@@ -448,7 +444,7 @@ async def test_an_operator_s_word_has_the_owner_take_over(fleet):
 async def test_what_waits_in_an_inbox_is_listed_without_payloads(fleet):
     async with fleet.runtime("node", [adds_then_waits]) as runtime, fleet.client() as client:
         handle = await runtime.start(adds_then_waits, 1)
-        await parked(runtime, handle)
+        await until_parked(runtime, handle.execution_id)
         await runtime.send(handle.execution_id, "other", {"secret": 1}, message_id="m1", sender="wms")
         rows = await runtime.inbox(handle.execution_id)
         assert [(row["topic"], row["inbox_seq"], row["message_id"], row["sender"]) for row in rows] == [
@@ -467,7 +463,7 @@ async def test_a_rebuild_can_be_tried_dry(fleet):
 
     async with fleet.runtime("node", [sleeps]) as runtime, fleet.client() as client:
         handle = await runtime.start(sleeps)
-        await parked(runtime, handle)
+        await until_parked(runtime, handle.execution_id)
         fleet.wakes.flush()
         assert await runtime.rebuild_wakes(dry_run=True) == 1
         assert not fleet.wakes.slots

@@ -6,7 +6,7 @@ import asyncio
 
 import pydantic
 import pytest
-from runtime_support import add, kinds, of_kind, parked
+from runtime_support import add, kinds, of_kind
 
 from loom import (
     ExecutionFinishedError,
@@ -22,7 +22,7 @@ from loom import (
 from loom.ids import inbox_stream
 from loom.schemas.envelope import Kind
 from loom.stores.memory.wake_store import MemoryWakeStore
-from loom.testing.runtime import until
+from loom.testing.runtime import until, until_parked
 
 
 @flow("receiver")
@@ -34,12 +34,12 @@ async def parks(runtime, execution_id, count):
     async with asyncio.timeout(10):
         while len(of_kind(await runtime.history(execution_id), Kind.EXECUTION_SUSPENDED)) < count:
             await asyncio.sleep(0.01)
-    await parked(runtime, execution_id)
+    await until_parked(runtime, execution_id)
 
 
 async def test_a_message_wakes_a_parked_flow_in_one_batch(runtime):
     handle = await runtime.start(receiver, 1)
-    await parked(runtime, handle.execution_id)
+    await until_parked(runtime, handle.execution_id)
     assert await handle.status() == "suspended"
     await runtime.send(handle.execution_id, "go", {"n": 1}, message_id="m1")
     assert await handle.result(5) == [{"n": 1}]
@@ -109,7 +109,7 @@ async def test_select_takes_the_first_arm_that_can_be_answered(runtime):
         return [first.index, first.kind, first.value]
 
     handle = await runtime.start(selects)
-    await parked(runtime, handle.execution_id)
+    await until_parked(runtime, handle.execution_id)
     await runtime.send(handle.execution_id, "ship", "x")
     assert await handle.result(5) == [1, "inbox", "x"]
     await until(lambda: not runtime._engine.wakes._table.slots, "the timer's row to go")
@@ -151,7 +151,7 @@ async def test_a_gate_is_answered_by_resume(runtime):
     handle = await runtime.start(gated)
     with pytest.raises(GateNotOpenError):
         await runtime.resume(handle.execution_id, "other", 1)
-    await parked(runtime, handle.execution_id)
+    await until_parked(runtime, handle.execution_id)
     await runtime.resume(handle.execution_id, "approve", {"ok": True})
     assert await handle.result(5) == {"ok": True}
     resumed = of_kind(await runtime.history(handle.execution_id), Kind.EXECUTION_RESUMED)
@@ -167,7 +167,7 @@ async def test_a_gate_is_answered_from_a_client(fleet):
 
     async with fleet.runtime("node", [gated]) as runtime, fleet.client() as client:
         handle = await runtime.start(gated)
-        await parked(runtime, handle.execution_id)
+        await until_parked(runtime, handle.execution_id)
         await client.resume(handle.execution_id, "approve", 5)
         assert await handle.result(5) == 5
         assert await client.handle(handle.execution_id).result(5) == 5
@@ -197,7 +197,7 @@ async def test_a_copy_of_a_request_that_comes_while_the_flow_goes_on_is_no_answe
         return await ctx.receive("go")
 
     handle = await runtime.start(gated)
-    await parked(runtime, handle.execution_id)
+    await until_parked(runtime, handle.execution_id)
     await runtime.resume(handle.execution_id, "approve", 1, request_id="r")
     await runtime.resume(handle.execution_id, "approve", 1, request_id="r")
     with pytest.raises(GateNotOpenError):
@@ -274,7 +274,7 @@ async def test_a_park_waits_for_its_row(fleet):
             await asyncio.sleep(0)
         assert kinds(await runtime.history(handle.execution_id)) == [Kind.EXECUTION_STARTED]
         rows.go.set()
-        await parked(runtime, handle.execution_id)
+        await until_parked(runtime, handle.execution_id)
         assert kinds(await runtime.history(handle.execution_id))[-1] == Kind.EXECUTION_SUSPENDED
 
 
@@ -368,7 +368,7 @@ async def test_a_flow_that_waits_for_nothing_is_parked_and_named(runtime, troubl
         await asyncio.Event().wait()
 
     handle = await runtime.start(stuck)
-    await parked(runtime, handle.execution_id)
+    await until_parked(runtime, handle.execution_id)
     assert trouble.warnings[0][1] == handle.execution_id
     await runtime.cancel(handle.execution_id)
     assert await handle.status() == "cancelled"
@@ -382,9 +382,9 @@ async def test_gates_and_messages_may_be_awaited_at_once(runtime):
         return [chosen.kind, other.kind]
 
     handle = await runtime.start(both)
-    await parked(runtime, handle.execution_id)
+    await until_parked(runtime, handle.execution_id)
     await runtime.send(handle.execution_id, "go", 1)
-    await until(lambda: handle.execution_id in runtime._engine.parked_runs, "the second park")
+    await until_parked(runtime, handle.execution_id)
     await until(lambda: runtime._engine.runs[handle.execution_id].state.cursors, "the first to be taken")
     await runtime.resume(handle.execution_id, "approve", True)
     assert await handle.result(5) == ["inbox", "gate"]

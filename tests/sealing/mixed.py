@@ -14,7 +14,7 @@ from loom.schemas.envelope import EVENT_SCHEMA, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, StreamAppend
 from loom.stores.keys.memory import KeyTable, MemoryKeyStore
 from loom.stores.sealing.encrypting import EncryptingEventStore
-from loom.testing.runtime import MemoryFleet, until
+from loom.testing.runtime import MemoryFleet, until_parked
 
 SECRET = "planted-plaintext-7Q"
 SENSITIVE = {
@@ -97,16 +97,12 @@ class Fleet:
 KINDS = ["raw", "poorer", "no keys", "other keys"]
 
 
-async def parked(runtime, execution_id):
-    await until(lambda: execution_id in runtime._engine.parked_runs, "the park")
-
-
 async def start(mixed, execution_id="sealed", principal=ALICE, subject="s"):
     async with mixed.node("capable", owns=True) as capable:
         await capable.start(
             two_halves, SECRET, execution_id=execution_id, subject=subject, principal=principal
         )
-        await parked(capable, execution_id)
+        await until_parked(capable, execution_id)
     await mixed.prepare(subject)
 
 

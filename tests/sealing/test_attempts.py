@@ -8,7 +8,7 @@ from mixed import SECRET, Fleet, Trouble, add, two_halves
 from loom import RedriveExhaustedError, flow
 from loom.stores.memory.wake_store import MemoryWakeStore
 from loom.testing.clock import VirtualClock
-from loom.testing.runtime import MemoryFleet, until
+from loom.testing.runtime import MemoryFleet, until, until_parked
 
 CAP = 3
 LONG_MS = 1_200_000
@@ -65,7 +65,7 @@ async def stage():
     stage = Stage()
     async with stage.node("first", "capable", [two_halves], owned=True) as capable:
         await capable.start(two_halves, SECRET, execution_id="sealed", subject="s")
-        await until(lambda: "sealed" in capable._engine.parked_runs, "the park")
+        await until_parked(capable, "sealed")
     async with stage.node("owner", "raw", [two_halves], owned=True), stage.mixed.node("capable") as client:
         await client.send("sealed", "go", "-2")
         await until(lambda: bool(stage.mixed.fleet.wakes.slots), "the row")

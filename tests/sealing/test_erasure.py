@@ -6,7 +6,7 @@ import asyncio
 import itertools
 
 import pytest
-from mixed import ALICE, KINDS, OPERATOR, SECRET, SENSITIVE, Fleet, Trouble, parked, seen, start, two_halves
+from mixed import ALICE, KINDS, OPERATOR, SECRET, SENSITIVE, Fleet, Trouble, seen, start, two_halves
 
 from loom import (
     ExecutionDeniedError,
@@ -29,7 +29,7 @@ from loom.stores.keys.memory import MemoryKeyStore
 from loom.stores.memory.event_store import MemoryEventStore
 from loom.stores.sealing.encrypting import EncryptingEventStore
 from loom.stores.sealing.shred import KeyEnd, SubjectRecords
-from loom.testing.runtime import until
+from loom.testing.runtime import until, until_parked
 
 
 @pytest.fixture
@@ -58,8 +58,8 @@ async def test_intent_destruction_tombstone_and_the_end_of_what_ran(mixed):
     async with mixed.node("capable", owns=True) as node:
         await node.start(two_halves, SECRET, execution_id="second", subject="s")
         await node.start(two_halves, SECRET, execution_id="other", subject="else")
-        await parked(node, "second")
-        await parked(node, "other")
+        await until_parked(node, "second")
+        await until_parked(node, "other")
         before = mixed.fleet.log.index.row("second").head
         planned = await node.erase_subject("s", dry_run=True, principal=OPERATOR)
         assert (sorted(planned.executions), planned.tombstoned) == (["sealed", "second"], planned.executions)
@@ -149,7 +149,7 @@ async def test_a_log_that_was_started_while_the_key_died_gets_its_tombstone(mixe
 async def test_a_subject_that_was_never_sealed_is_left_alone(mixed):
     async with mixed.node("raw", owns=True) as node:
         await node.start(two_halves, "open", execution_id="open", subject="nobody")
-        await parked(node, "open")
+        await until_parked(node, "open")
     before = mixed.resting()
     for kind in ("capable", "no keys", "raw"):
         async with mixed.node(kind) as node:
@@ -233,7 +233,7 @@ async def two_sealed(mixed):
     await start(mixed)
     async with mixed.node("capable", owns=True) as node:
         await node.start(two_halves, SECRET, execution_id="sealed2", subject="s", principal=ALICE)
-        await parked(node, "sealed2")
+        await until_parked(node, "sealed2")
     await MemoryKeyStore(mixed.keys).ensure("sealed")  # of a message that came before the start
     await mixed.prepare("s")
 
@@ -374,7 +374,7 @@ async def test_every_node_forgets_within_a_second(mixed):
     """Caches are warm on the owner, on a node that hears nothing of the log, and in a resident run."""
     async with mixed.node("capable", owns=True) as owner, mixed.node("capable") as far:
         await owner.start(two_halves, SECRET, execution_id="sealed", subject="s", principal=ALICE)
-        await parked(owner, "sealed")
+        await until_parked(owner, "sealed")
         for node in (owner, far):
             await node.send("sealed", "unread", "x", principal=ALICE)
             assert await node._engine.first_of("sealed") is not None
@@ -493,7 +493,7 @@ async def test_an_export_holds_everything_opened_and_after_the_erasure_nothing(m
         await node.send("sealed", "go", SECRET, principal=ALICE)
         await node.send("sealed", "later", SECRET, principal=ALICE)
         await until(lambda: seen == [SECRET], "the delivery")
-        await parked(node, "sealed")
+        await until_parked(node, "sealed")
         export = await node.export_subject("s", principal=OPERATOR)
         assert export.executions == ("sealed",)
         names = [stream.stream_id for stream in export.streams]

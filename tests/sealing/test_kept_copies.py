@@ -10,7 +10,7 @@ from loom.ids import dedupe_key, quarantine_stream
 from loom.kernel.quarantine import anchor_event, copy_event
 from loom.schemas.envelope import Kind
 from loom.stores.contracts import StreamAppend
-from loom.testing.runtime import until
+from loom.testing.runtime import until, until_parked
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ async def test_an_ended_chain_keeps_no_copy_even_where_its_log_cannot_be_opened(
         await hold(node)
     async with chain.node("capable", owns=True, inbox_auto_release=False) as capable:
         await until(lambda: Kind.MESSAGE_CONSUMED in kinds(chain), "a sealed delivery")
-        await until(lambda: CHAIN in capable._engine.parked_runs, "the park")
+        await until_parked(capable, CHAIN)
     async with chain.node("raw") as node, chain.node("capable") as capable:
         closed = await node.look_after_copies(CHAIN)
         assert (closed.closed, closed.copies, closed.held) == (True, 1, ())

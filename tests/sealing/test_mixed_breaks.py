@@ -15,7 +15,7 @@ from loom.schemas.envelope import EVENT_SCHEMA, Kind, NewEvent
 from loom.stores.contracts import StreamAppend, WakeRow
 from loom.stores.keys.memory import MemoryKeyStore
 from loom.stores.sealing.encrypting import EncryptingEventStore
-from loom.testing.runtime import until
+from loom.testing.runtime import until, until_parked
 
 SOON_MS = 1_500
 NAPS = 8
@@ -123,7 +123,7 @@ async def test_an_alarm_that_was_lost_under_an_owner_that_cannot_open_rings_all_
     """The wake store was emptied; the owner of the shard cannot read what the execution waits for."""
     async with node(mixed, "capable", owned=True) as first:
         await first.start(sleeps, SECRET, execution_id="x", subject="s", principal=ALICE)
-        await until(lambda: "x" in first._engine.parked_runs, "the park")
+        await until_parked(first, "x")
     mixed.fleet.wakes.flush()
     async with node(mixed, kind, owned=True), node(mixed, "capable", owned=False):
         await until(lambda: types_of(mixed, "x")[-1] == Kind.EXECUTION_COMPLETED, "the end", 20)
@@ -146,10 +146,10 @@ async def test_one_alarm_after_another_rings_in_time_though_the_owner_backs_off(
 async def test_a_rebuild_of_alarms_leaves_what_it_cannot_open_to_others_and_goes_on(mixed, kind):
     async with node(mixed, "capable", owned=True) as first:
         await first.start(sleeps, SECRET, execution_id="x", subject="s", principal=ALICE)
-        await until(lambda: "x" in first._engine.parked_runs, "the park")
+        await until_parked(first, "x")
     async with mixed.fleet.runtime("plain", FLOWS, events=mixed.fleet.store()) as plain:
         await plain.start(sleeps, "open", execution_id="y")
-        await until(lambda: "y" in plain._engine.parked_runs, "the park")
+        await until_parked(plain, "y")
     mixed.fleet.wakes.flush()
     trouble = Trouble()
     async with mixed.node(kind, owns=True, trouble=trouble) as rebuilding:
@@ -166,7 +166,7 @@ async def test_what_reaches_an_owner_in_the_midst_of_its_back_off_goes_to_one_th
     """A row for the owner alone: it was left by a wake that failed, or when a message was let go (simulation, seed 4078)."""
     async with node(mixed, "capable", owned=True) as first:
         await first.start(keeps, SECRET, execution_id="x", subject="s", principal=ALICE)
-        await until(lambda: "x" in first._engine.parked_runs, "the park")
+        await until_parked(first, "x")
     async with node(mixed, "capable", owned=False) as client:
         await client.send("x", "go", "-z", principal=ALICE)
     async with node(mixed, kind, owned=True) as owner:
@@ -203,7 +203,7 @@ async def test_a_run_that_has_not_heard_what_another_wrote_voids_no_row_of_its(m
     async with mixed.fleet.runtime("owner", FLOWS, events=events) as owner:
         async with node(mixed, "capable", owned=False) as other:
             await owner.start(dozes, SECRET, execution_id="x", subject="s", principal=ALICE)
-            await until(lambda: "x" in owner._engine.parked_runs, "the park")
+            await until_parked(owner, "x")
             keys.there.clear()
             events.forget_keys("s")
             await other.send("x", "go", "-z", principal=ALICE)

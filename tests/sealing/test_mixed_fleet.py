@@ -12,7 +12,6 @@ from mixed import (
     Fleet,
     Trouble,
     denied,
-    parked,
     seen,
     start,
     two_halves,
@@ -33,7 +32,7 @@ from loom.stores.keys.memory import MemoryKeyStore
 from loom.stores.memory.snapshot_store import MemorySnapshotStore
 from loom.stores.sealing.encrypting import EncryptingEventStore
 from loom.stores.sealing.snapshots import EncryptingSnapshotStore
-from loom.testing.runtime import until, until_rows
+from loom.testing.runtime import until, until_parked, until_rows
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ async def test_a_node_that_cannot_open_leaves_the_log_and_a_capable_one_complete
     assert seen == []
     async with mixed.node("capable", owns=True) as capable:
         await until(lambda: Kind.MESSAGE_CONSUMED in _kinds(mixed), "the delivery")
-        await parked(capable, "sealed")
+        await until_parked(capable, "sealed")
         await capable.resume("sealed", "approve", "-3", principal=ALICE)
         assert await capable.handle("sealed", two_halves).result(5) == f"{SECRET}-1-2-3"
         history = await capable.history("sealed", principal=ALICE)
@@ -85,7 +84,7 @@ async def test_a_sealed_message_of_an_open_log_is_the_guards_business(mixed, kin
     mixed_paths = mixed.stored
     async with mixed.node("raw", owns=True) as plain:
         await plain.start(two_halves, "open", execution_id="open", subject="s")
-        await parked(plain, "open")
+        await until_parked(plain, "open")
     await MemoryKeyStore(mixed.keys).ensure("s")
     await mixed.prepare("s")
     sealing = EncryptingEventStore.over(mixed.fleet.store(()), MemoryKeyStore(mixed.keys))
@@ -117,7 +116,7 @@ async def test_a_sealed_message_of_an_open_log_is_the_guards_business(mixed, kin
 async def test_a_forged_envelope_is_sent_from_nowhere(mixed, kind):
     async with mixed.node(kind, owns=True) as node:
         await node.start(two_halves, "open", execution_id="open", subject="s")
-        await parked(node, "open")
+        await until_parked(node, "open")
         before = mixed.resting()
         for forged in ({"__loomEnc": "loom/aes-256-gcm", "ct": "x"}, [{"deep": {"$shredded": True}}]):
             with pytest.raises(InboxMessageRefusedError):
@@ -133,7 +132,7 @@ async def test_a_client_without_keys_that_waits_for_the_end_is_refused_not_left_
         await capable.send("sealed", "go", "-2", principal=ALICE)
         with pytest.raises(ExecutionDeniedError):
             await waiting
-        await until(lambda: "sealed" in capable._engine.parked_runs, "the park")
+        await until_parked(capable, "sealed")
 
 
 async def test_an_erased_execution_says_erased(mixed):
@@ -161,7 +160,7 @@ async def test_a_node_with_keys_seals(mixed):
     settings = {"sealing": {"sensitive": {"EXECUTION_STARTED": ["input"]}}}
     async with mixed.fleet.runtime("n", [two_halves], keys=keys, settings=settings) as node:
         await node.start(two_halves, SECRET, execution_id="x", principal=ALICE)
-        await parked(node, "x")
+        await until_parked(node, "x")
         assert (await node.load_state("x", principal=ALICE)).input == SECRET
         assert isinstance(node.stores.snapshots, EncryptingSnapshotStore)
     first = mixed.resting("x")["x"][0]
@@ -175,7 +174,7 @@ async def test_settings_alone_make_a_node_seal():
     config = Config(storage="memory", node_id="n", sealing={"keys": "memory"})
     async with Runtime(config, flows=[two_halves]) as node:
         await node.start(two_halves, "x", execution_id="x", principal=ALICE)
-        await parked(node, "x")
+        await until_parked(node, "x")
         assert node._engine.events.sealing_capability().covers
         assert node.stores.snapshots.seals_whole_state
         (first,) = await node._engine.events._inner.read_at_rest("x", 0, 1)

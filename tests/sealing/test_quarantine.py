@@ -24,7 +24,7 @@ from loom.schemas.envelope import Kind
 from loom.stores.contracts import StreamAppend
 from loom.stores.keys.memory import MemoryKeyStore
 from loom.stores.sealing.encrypting import EncryptingEventStore
-from loom.testing.runtime import until, until_rows
+from loom.testing.runtime import until, until_parked, until_rows
 
 CHAIN = "chain"
 
@@ -63,7 +63,7 @@ class Chain:
         """A parked execution of which nothing in the log is sealed."""
         async with self.node(kind, owns=True) as node:
             await node.start(flow, None, execution_id=CHAIN, subject="s")
-            await until(lambda: CHAIN in node._engine.parked_runs, "the park")
+            await until_parked(node, CHAIN)
         await self.prepared()
 
     async def prepared(self):
@@ -151,7 +151,7 @@ async def test_other_topics_flow_and_a_capable_node_delivers_the_held_message_fi
         await hold(node)
         await chain.send("u", "u1", "u1", sealed=False)
         await until(lambda: Kind.MESSAGE_CONSUMED in kinds(chain), "the delivery of the other topic")
-        await until(lambda: CHAIN in node._engine.parked_runs, "the next park")
+        await until_parked(node, CHAIN)
         await until(lambda: any(type(e) is QuarantineHeldError for e, _ in trouble.errors), "the signal")
         held = next(e for e, _ in trouble.errors if type(e) is QuarantineHeldError)
         assert (held.topic, held.inbox_seq, held.message_id, held.awaits) == ("t", 0, "m1", "node")
@@ -355,7 +355,7 @@ async def test_repeats_ahead_of_the_head_are_passed_in_the_same_transaction(chai
     await chain.send("u", "plain", "m0", sealed=False)
     async with chain.node("raw", owns=True) as node:
         await until(lambda: kinds(chain).count(Kind.EXECUTION_SUSPENDED) == 2, "the next park")
-        await until(lambda: CHAIN in node._engine.parked_runs, "rest")
+        await until_parked(node, CHAIN)
     await chain.send("t", "plain", "m0")
     await chain.send("t", "m1", "m1")
     async with chain.node("raw") as node:

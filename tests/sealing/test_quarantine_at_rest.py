@@ -24,7 +24,7 @@ from loom.stores.guarded import GuardedEventStore
 from loom.stores.keys.memory import KeyTable, MemoryKeyStore
 from loom.stores.sealing.cipher import CIPHER
 from loom.stores.sealing.encrypting import EncryptingEventStore
-from loom.testing.runtime import until
+from loom.testing.runtime import until, until_parked
 
 SEALED = {"__loomEnc": CIPHER, "kid": "k", "iv": "i", "ct": "c"}
 SEAL = {"v": 1, "cipher": CIPHER, "covers": ["MESSAGE_CONSUMED.payload"]}
@@ -41,7 +41,7 @@ class Opaque(Chain):
             await until(
                 lambda: kinds(self).count(Kind.EXECUTION_SUSPENDED) == 2, "the delivery, and the park"
             )
-            await until(lambda: CHAIN in node._engine.parked_runs, "rest")
+            await until_parked(node, CHAIN)
         assert any("seal" in e.metadata for e in self.log())
 
     async def append(self, kind, data, **metadata):
@@ -281,7 +281,7 @@ async def test_a_sealed_principal_is_still_the_denial_of_a_sealed_log():
     chain = Chain()
     async with chain.node("capable", owns=True) as node:
         await node.start("listens", None, execution_id=CHAIN, subject="s", principal=Principal("a", {"t": 1}))
-        await until(lambda: CHAIN in node._engine.parked_runs, "the park")
+        await until_parked(node, CHAIN)
     async with chain.node("raw") as node:
         with pytest.raises(SealedStreamUnreadableError):
             await hold(node)

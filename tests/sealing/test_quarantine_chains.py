@@ -18,7 +18,7 @@ from loom.schemas.envelope import EVENT_SCHEMA, Kind, NewEvent
 from loom.stores.contracts import StreamAppend
 from loom.stores.keys.memory import MemoryKeyStore
 from loom.stores.sealing.encrypting import EncryptingEventStore
-from loom.testing.runtime import crash, until, until_rows
+from loom.testing.runtime import crash, until, until_parked, until_rows
 
 
 @flow("rotates")
@@ -60,7 +60,7 @@ def has(appends, kind):
 
 
 async def rest(node, execution_id=CHAIN):
-    await until(lambda: execution_id in node._engine.parked_runs, "the park")
+    await until_parked(node, execution_id)
 
 
 async def test_a_hold_is_carried_to_the_successor_and_released_there():

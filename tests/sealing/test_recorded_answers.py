@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import pytest
-from mixed import SECRET, Fleet, Trouble, parked, seen, two_halves
+from mixed import SECRET, Fleet, Trouble, seen, two_halves
 
 from loom import SealedPayloadUnreadableError
 from loom.ids import dedupe_key
 from loom.schemas.codec import decode_envelope
 from loom.schemas.envelope import EVENT_SCHEMA, Kind, NewEvent
 from loom.stores.contracts import StreamAppend
-from loom.testing.runtime import until
+from loom.testing.runtime import until, until_parked
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def answered(mixed):
     """Parked in the clear; then a capable node journaled the answer sealed, without a word of it."""
     async with mixed.node("raw", owns=True) as plain:
         await plain.start(two_halves, "open", execution_id="x", subject="s")
-        await parked(plain, "x")
+        await until_parked(plain, "x")
     park = log_of(mixed)[-1]
     data = {
         "topic": "go",

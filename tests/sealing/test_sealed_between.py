@@ -20,7 +20,7 @@ from loom.stores.keys.memory import KeyTable, MemoryKeyStore
 from loom.stores.ops import PutEvent
 from loom.stores.rows import merge_rows, new_row
 from loom.stores.sealing.encrypting import EncryptingEventStore
-from loom.testing.runtime import MemoryFleet, until
+from loom.testing.runtime import MemoryFleet, until_parked
 from loom.topics.catalogue import Catalogue
 
 
@@ -44,7 +44,7 @@ async def test_send_and_status_judge_what_lies_between():
     )
     async with capable, fleet.client() as stranger:
         handle = await capable.start(sealed_between)
-        await until(lambda: handle.execution_id in capable._engine.parked_runs, "the park")
+        await until_parked(capable, handle.execution_id)
         log = fleet.log.index.events(handle.execution_id, 0, 10)
         assert ["seal" in e.metadata for e in log] == [False, True, False]
         for verb in (
@@ -63,7 +63,7 @@ async def test_an_open_log_is_not_read_for_it():
     fleet = MemoryFleet()
     async with fleet.runtime("node", [sealed_between]) as node, fleet.client() as client:
         handle = await node.start(sealed_between)
-        await until(lambda: handle.execution_id in node._engine.parked_runs, "the park")
+        await until_parked(node, handle.execution_id)
         info = await client._engine.events.info(handle.execution_id)
         assert info.sealed is False
         await client.send(handle.execution_id, "go", 1)

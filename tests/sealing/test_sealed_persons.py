@@ -10,7 +10,6 @@ from mixed import (
     Fleet,
     Trouble,
     denied,
-    parked,
     seen,
     start,
     subject_verbs,
@@ -23,7 +22,7 @@ from loom.errors import UNKNOWN_OWNER_REASON
 from loom.operator import is_sealed_unreadable, sealed_detail_of
 from loom.schemas.envelope import EVENT_SCHEMA, Kind, NewEvent
 from loom.stores.contracts import NO_EVENTS, StreamAppend
-from loom.testing.runtime import until
+from loom.testing.runtime import until, until_parked
 
 CIPHERTEXT = {"__loomEnc": "another/cipher", "ct": "tell-tale"}
 PERSONS = {
@@ -86,10 +85,10 @@ async def test_no_policy_is_asked_about_one_that_cannot_be_read(mixed, person):
 async def test_what_the_process_does_by_itself_goes_on_as_before_there_were_markers(mixed, person):
     await begin(mixed, PERSONS[person])
     async with mixed.node("raw", owns=True) as node:
-        await parked(node, "old")
+        await until_parked(node, "old")
         await node.send("old", "go", "-2")
         await until(lambda: seen == ["-2"], "the delivery")
-        await parked(node, "old")
+        await until_parked(node, "old")
         assert (await node.load_state("old")).status == "suspended"
         await node.resume("old", "approve", "-3")
         assert await node.handle("old", two_halves).result(5) == "plain-1-2-3"
@@ -99,7 +98,7 @@ async def test_who_recorded_an_outcome_is_treated_likewise(mixed):
     await begin(mixed, {"actor": "alice"})
     owner = Principal("alice")
     async with mixed.node("raw", owns=True) as node:
-        await parked(node, "old")
+        await until_parked(node, "old")
         await node.cancel("old")
         head = mixed.fleet.log.index.row("old").head
         noted = NewEvent("o", Kind.OUTCOME_RECORDED, {"outcome": 1, "recordedBy": CIPHERTEXT})

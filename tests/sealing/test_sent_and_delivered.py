@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
-from mixed import SECRET, Trouble, parked
+from mixed import SECRET, Trouble
 from test_quarantine import CHAIN, Chain, hold, kinds, listens
 
 from loom.ids import inbox_stream
 from loom.schemas.envelope import Kind
-from loom.testing.runtime import until
+from loom.testing.runtime import until, until_parked
 
 
 @asynccontextmanager
@@ -28,7 +28,7 @@ async def test_it_rests_sealed_in_inbox_and_log(handed_over):
     async with chain.node("capable", owns=True) as node:
         handle = await node.start(listens, None, execution_id=CHAIN, subject="s")
         for n in range(3):
-            await parked(node, CHAIN)
+            await until_parked(node, CHAIN)
             await node.send(CHAIN, "t", f"{SECRET}{n}")
         assert await handle.result(5) == [f"{SECRET}{n}" for n in range(3)]
     assert handed_over == [True, True, True]
@@ -50,7 +50,7 @@ async def test_a_sealed_head_holds_every_topic_for_what_is_sent_here_too(handed_
         assert kinds(chain)[-1] == Kind.EXECUTION_SUSPENDED
     async with chain.node("capable", owns=True) as capable:
         await until(lambda: kinds(chain).count(Kind.MESSAGE_CONSUMED) == 2, "both deliveries")
-        await parked(capable, CHAIN)
+        await until_parked(capable, CHAIN)
         await capable.send(CHAIN, "u", "last")
         assert await capable.handle(CHAIN, listens).result(5) == ["sealed", "open", "last"]
 
@@ -61,7 +61,7 @@ async def test_beside_a_held_topic_messages_go_by_themselves(handed_over):
         await hold(node)
         await chain.send("u", "first", "m2", sealed=False)
         await until(lambda: Kind.MESSAGE_CONSUMED in kinds(chain), "the delivery of the other topic")
-        await parked(node, CHAIN)
+        await until_parked(node, CHAIN)
         await node.send(CHAIN, "u", "second")
         assert handed_over == [False]
         await until(lambda: kinds(chain).count(Kind.MESSAGE_CONSUMED) == 2, "the second delivery")
@@ -73,7 +73,7 @@ async def test_the_key_of_an_execution_that_ends_on_a_message_is_let_go(handed_o
         handle = await node.start(listens, None, execution_id=CHAIN)
         keys = node.stores.events._ring._held
         for n in range(3):
-            await parked(node, CHAIN)
+            await until_parked(node, CHAIN)
             assert (CHAIN in keys) == (n > 0)
             await node.send(CHAIN, "t", n)
         await handle.result(5)

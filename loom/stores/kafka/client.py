@@ -198,7 +198,7 @@ RECORD_OVERHEAD: Final = 4_096
 
 
 def admin_config(
-    bootstrap: str, kafka: Mapping[str, Any], *, client_id: str, timeout_ms: int
+    bootstrap: str, kafka: Mapping[str, Any], *, client_id: str, timeout_ms: int = LOST_ANSWER_MS
 ) -> dict[str, Any]:
     """Settings of a client that only asks; ``timeout_ms`` bounds the wait for one lost answer."""
     return {

@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from loom.errors import IncompleteReadError
 from loom.ids import routing_id
+from loom.stores.kafka.client import admin_config
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.reader import Ends, LogReader
 from loom.stores.kafka.records import TICK_KEY, text_of
@@ -47,9 +48,8 @@ class SubjectFinder:
         settings = self._settings
         logs: list[str] = []
         beside: list[str] = []
-        with AdminClient(
-            {**settings.kafka, "bootstrap.servers": settings.bootstrap, "log_level": 2}
-        ) as admin:
+        asks = admin_config(settings.bootstrap, settings.kafka, client_id=f"{settings.node}-find-admin")
+        with AdminClient(asks) as admin:
             for partition in range(settings.partitions):
                 ends = Ends(admin, partition, settings.bootstrap)
                 with LogReader(

@@ -62,10 +62,10 @@ _collections: Final = _Collections()
 
 
 @contextlib.contextmanager
-def no_collection(*, keep: bool) -> Iterator[None]:
+def no_collection(*, settle: bool) -> Iterator[None]:
     """Let the garbage collector rest: a reading makes millions of objects that stay, and it would walk them every time.
 
-    ``keep``: what stands in the end counts as old, and is not walked before the next full collection. It is not kept
+    ``settle``: what stands in the end counts as old, and is not walked before the next full collection. It is not kept
     from that one: what a tenure leaves behind in a cycle, its clients among it, would never be freed.
     """
     with _collections.lock:
@@ -78,7 +78,7 @@ def no_collection(*, keep: bool) -> Iterator[None]:
     finally:
         with _collections.lock:
             _collections.resting -= 1
-            if keep:
+            if settle:
                 gc.freeze()
                 gc.unfreeze()  # both ways without a walk: from every generation to the oldest
             if _collections.resting == 0 and _collections.enabled:
@@ -194,7 +194,7 @@ class Takeover:
         continuity = self._continuity or Continuity(self._row, whole=not self.positions)
         self._continuity = continuity
         ends = ends or self._ends.written(self.topics)
-        with self._make_reader() as reader, no_collection(keep=not self.positions):
+        with self._make_reader() as reader, no_collection(settle=not self.positions):
             for handlers in (self._marks, self._logs):
                 self._read_to(
                     {t: ends[t] for t in handlers}, handlers, reader, deadline, wait, patience_s=patience_s

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from loom.schemas.codec import Codec
 from loom.stores.contracts import Observation
 from loom.stores.index import StreamIndex
-from loom.stores.kafka.client import let_go
+from loom.stores.kafka.client import admin_config, let_go
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.reader import Ends, LogReader
 from loom.stores.kafka.takeover import Takeover
@@ -43,7 +43,10 @@ class PartitionView:
         """Prepare; nothing is read before the first call."""
         self._settings = settings
         self._codec = codec if codec is not None else Codec()
-        self._admin = AdminClient({**settings.kafka, "bootstrap.servers": settings.bootstrap, "log_level": 2})
+        client_id = f"{settings.node}-view-{partition}"
+        self._admin = AdminClient(
+            admin_config(settings.bootstrap, settings.kafka, client_id=f"{client_id}-admin")
+        )
         self._index = StreamIndex(
             path,
             self._codec.encode_envelope,
@@ -57,9 +60,7 @@ class PartitionView:
             codec=self._codec,
             index=self._index,
             ends=Ends(self._admin, partition, settings.bootstrap),
-            make_reader=lambda: LogReader(
-                settings.bootstrap, settings.kafka, partition, f"{settings.node}-view-{partition}"
-            ),
+            make_reader=lambda: LogReader(settings.bootstrap, settings.kafka, partition, client_id),
         )
         self._turn = asyncio.Lock()
 

@@ -48,17 +48,33 @@ def _throughput(at: Where) -> list[Row]:
     rows = []
     for concurrency in (16, 64, 256, 1024):
         bare = bare_loop(at.bootstrap, concurrency=concurrency, seconds=at.seconds)
-        got = asyncio.run(
-            engine.executions(at.bootstrap, at.redis_url, concurrency=concurrency, seconds=at.seconds)
-        )
-        rows.append(
-            Row(
-                f"one-step executions, {concurrency} at once",
-                f"{got.per_second:,.0f}/s (p50 {got.p50_ms or 0:.1f}, p99 {got.p99_ms or 0:.1f} ms)",
-                f"bare loop {bare.per_second:,.0f}/s: {got.per_second / bare.per_second:.0%}",
-            )
-        )
+        got = _executions(at, concurrency)
+        rows.append(Row(f"one-step executions, {concurrency} at once", _rate(got), _of(bare, got)))
+        if concurrency == CONCURRENCY and hasattr(os, "sched_setaffinity"):  # not everywhere: Linux has it
+            kept = apart(_on_one_core, at)
+            beside = f"{_of(bare, kept)}; {kept.per_second / got.per_second:.2f} of the row above"
+            rows.append(Row("the same, the process kept on one core", _rate(kept), beside))
     return rows
+
+
+def _executions(at: Where, concurrency: int) -> Figure:
+    return asyncio.run(
+        engine.executions(at.bootstrap, at.redis_url, concurrency=concurrency, seconds=at.seconds)
+    )
+
+
+def _on_one_core(at: Where) -> Figure:
+    """As ``taskset --cpu-list`` has it."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    return _executions(at, CONCURRENCY)
+
+
+def _of(bare: Figure, figure: Figure) -> str:
+    return f"bare loop {bare.per_second:,.0f}/s: {figure.per_second / bare.per_second:.0%}"
+
+
+def _rate(figure: Figure) -> str:
+    return f"{figure.per_second:,.0f}/s ({_latency(figure)})"
 
 
 def _spread(at: Where) -> list[Row]:
