@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from runtime_support import FaultyStore, add, has, is_step, kinds, of_kind
 
 from loom import flow
 from loom.errors import OutcomeUnknownError, PayloadTooLargeError, StorageWriteError, WrongHeadError
-from loom.runtime.journal import MAX_BATCH_EVENTS, Journal
+from loom.runtime.journal import MAX_BATCH_EVENTS, MAX_BATCH_WEIGHT, Journal
 from loom.schemas.envelope import Kind, NewEvent
 from loom.stores.contracts import StreamAppend
 from loom.testing.runtime import until
@@ -282,3 +283,27 @@ async def test_a_release_its_delivery_and_the_end_of_the_park_travel_in_one_appe
         Kind.MESSAGE_CONSUMED,
         Kind.EXECUTION_RESUMED,
     ]
+
+
+@pytest.mark.parametrize(
+    ("weights", "batches"),
+    [
+        ([MAX_BATCH_WEIGHT // 2] * 5, [2, 2, 1]),
+        ([1, MAX_BATCH_WEIGHT - 1, 1], [3]),  # what is small is not weighed
+        ([1, MAX_BATCH_WEIGHT + 1, 1], [1, 1, 1]),  # nothing is too heavy to travel at all
+    ],
+)
+async def test_an_append_is_bounded_by_what_its_events_weigh(fleet, weights, batches):
+    events = FaultyStore(fleet.store())
+    async with fleet.runtime("node", [], events=events) as runtime:
+        engine = runtime._engine
+        start = NewEvent("s", Kind.EXECUTION_STARTED, {"workflow": "w"})
+        await engine.events.append(StreamAppend("e", (start,), expected_head=-1, fence=1))
+        journal = Journal(
+            engine, engine.loop, "e", head=0, fence=1, on_settled=lambda: None, on_failed=lambda _: None
+        )
+        for weight in weights:
+            journal.push(Kind.STEP_COMPLETED, {}, {}, weight=weight)
+        journal.flush()
+        await journal.durable()
+        assert [len(append.events) for (append,) in events.appended][1:] == batches
