@@ -12,7 +12,7 @@ from test_owners import Load, assert_whole, chains
 
 from loom.errors import StoreError
 from loom.testing.conformance.event_store.support import started
-from loom.testing.proxy import Api
+from loom.testing.proxy import Api, Side
 from stores import StoreBench, timed, until
 
 SHORT = {"transaction_timeout_ms": 3_000, "commit_deadline_ms": 1_500, "session_timeout_ms": 6_000}
@@ -105,3 +105,22 @@ async def test_a_store_closes_in_time_while_the_broker_is_away(private_kafka, tm
     outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
     assert all(isinstance(outcome, StoreError) for outcome in outcomes), outcomes
     await until(lambda: not [t for t in threading.enumerate() if t.name.startswith("loom-")], 20)
+
+
+async def test_what_a_store_left_under_way_when_it_closed_is_told_as_it_is(proxied_broker, proxy, tmp_path):
+    """The writer reads what became of it after the store has gone: whom it asks must still be there."""
+    prefix = f"t{uuid.uuid4().hex[:12]}."
+    bench = StoreBench(proxied_broker.bootstrap, prefix, tmp_path, **SHORT)
+    try:
+        owner = await bench.owner("owner", bootstrap=f"127.0.0.1:{proxy.port}", close_ms=300)
+        await owner.append(started(bench.chain(0), fence=None))
+        held = proxy.hold(Api.END_TXN, "owner*", Side.REPLY)
+        committed = asyncio.ensure_future(owner.append(started(bench.chain(0), fence=None)))
+        assert await asyncio.to_thread(held.caught.wait, 10)
+        await owner.close()
+        assert not committed.done()
+        assert (await asyncio.wait_for(committed, 10)).head == 0
+        await until(lambda: not [t for t in threading.enumerate() if t.name.startswith("loom-")], 20)
+    finally:
+        proxy.clear()
+        await bench.close()

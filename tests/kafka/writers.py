@@ -18,6 +18,7 @@ from loom.schemas.codec import Codec
 from loom.schemas.envelope import NewEvent
 from loom.stores.contracts import StreamAppend
 from loom.stores.index import StreamIndex
+from loom.stores.kafka.client import admin_config, let_go
 from loom.stores.kafka.writer import PartitionWriter, WriterSettings, WriterState
 from loom.stores.ops import AppendOps
 from loom.topics.catalogue import Catalogue
@@ -88,6 +89,7 @@ class Writers:
             if writer.thread_started:
                 assert writer.stop(30_000), f"a writer of partition {writer.partition} does not stop"
             writer.index.close()
+            let_go(writer.admin)
 
 
 class Watched(PartitionWriter):
@@ -97,11 +99,20 @@ class Watched(PartitionWriter):
         self.states, self.transactions = [], []
         self.changed = threading.Condition()
         self.index, self.codec, self.thread_started = index, codec, False
+        self.admin = AdminClient(
+            admin_config(
+                settings.bootstrap,
+                settings.kafka,
+                client_id=f"{settings.node}-admin",
+                timeout_ms=settings.transaction_timeout_ms,
+            )
+        )
         super().__init__(
             partition,
             settings,
             index=index,
             codec=codec,
+            admin=self.admin,
             confirm_ownership=confirm_ownership,
             on_committed=self.transactions.append,
             on_state=self._note,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from confluent_kafka.admin import AdminClient
 
 from loom.errors import ConfigError
-from loom.stores.kafka.client import let_go
+from loom.stores.kafka.client import admin_config, let_go
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.folder import FolderLock, sweep
 from loom.stores.kafka.owner import Owner, OwnerListener
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from loom.stores.kafka.writer import WriterHealth
 
 _log = logging.getLogger("loom.kafka.store")
+
+_TOLD: Final = 6
+"""Severities of the client's lines (syslog's: INFO and worse) that go to the store's log, for all of the node's clients."""
 
 
 class StoreListener(OwnerListener, Protocol):
@@ -72,14 +75,13 @@ class Connection:
         """
         settings, deadline = self._settings, Deadline.after(self._settings.open_ms)
         self._loop = loop
-        self._admin = AdminClient(
-            {
-                **settings.kafka,
-                "bootstrap.servers": settings.bootstrap,
-                "client.id": f"{settings.node}-admin",
-            },
-            logger=_log,
+        asks = admin_config(
+            settings.bootstrap,
+            {"log_level": _TOLD, **settings.kafka},
+            client_id=f"{settings.node}-admin",
+            timeout_ms=settings.transaction_timeout_ms,
         )
+        self._admin = AdminClient(asks, logger=_log)
         cluster = Cluster(settings.bootstrap, settings.kafka, timeout_ms=settings.open_ms)
         for remark in await asyncio.to_thread(provisioning.check, cluster, settings.catalogue):
             _log.info("topics: %s", remark)
@@ -103,9 +105,15 @@ class Connection:
         )
         await self._requester.start(deadline)
         if self._owns:
-            self._open_owner(self._sender, broker_clock, loop)
+            self._open_owner(self._admin, self._sender, broker_clock, loop)
 
-    def _open_owner(self, sender: Sender, broker_clock: BrokerClock, loop: asyncio.AbstractEventLoop) -> None:
+    def _open_owner(
+        self,
+        admin: AdminClient,
+        sender: Sender,
+        broker_clock: BrokerClock,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         settings = self._settings
         if settings.data_dir is None:
             raise ConfigError(
@@ -119,6 +127,7 @@ class Connection:
             folder=self._folder.path,
             codec=self._codec,
             clock=self._clock,
+            admin=admin,
             sender=sender,
             broker_clock=broker_clock,
             listener=self._listener,
@@ -140,7 +149,7 @@ class Connection:
             ended = await asyncio.to_thread(self._sender.close, deadline) and ended
         if self._folder is not None:
             self._folder.close()
-        if self._admin is not None:
+        if self._admin is not None and ended:  # else it ends with the last of the threads that ask it
             await asyncio.to_thread(let_go, self._admin)
         if not ended:
             _log.warning("the store was closed before all of its threads had ended")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from confluent_kafka.admin import AdminClient
+
     from loom.schemas.codec import Codec
     from loom.schemas.envelope import Envelope
     from loom.stores.contracts import Clock
@@ -66,16 +68,18 @@ class Owner:
         folder: Path,
         codec: Codec,
         clock: Clock,
+        admin: AdminClient,
         sender: Sender,
         broker_clock: BrokerClock,
         listener: OwnerListener,
     ) -> None:
-        """Prepare; nothing happens before ``start``. ``folder`` is locked by the caller."""
+        """Prepare; nothing happens before ``start``. ``folder`` is locked by the caller; the clients are lent."""
         self._settings = settings
         self._writer_settings = settings.writer()
         self._folder = folder
         self._codec = codec
         self._clock = clock
+        self._admin = admin
         self._listener = listener
         self._shards: dict[PartitionWriter, Shard] = {}
         self._intake = RequestIntake(
@@ -157,6 +161,7 @@ class Owner:
             self._writer_settings,
             index=index,
             codec=self._codec,
+            admin=self._admin,
             confirm_ownership=confirm,
             on_committed=self._committed,
             on_state=changed,

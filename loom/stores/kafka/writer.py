@@ -15,12 +15,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka.admin import AdminClient
-
 from loom.errors import NotOwnerError, StorageWriteError, StoreError
 from loom.schemas.records import SchemaNote
 from loom.schemas.table import packaged
-from loom.stores.kafka.client import admin_config, let_go
 from loom.stores.kafka.committer import Committer
 from loom.stores.kafka.deadline import Deadline
 from loom.stores.kafka.debts import Debts
@@ -47,6 +44,8 @@ from loom.stores.kafka.writer_types import (
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+
+    from confluent_kafka.admin import AdminClient
 
     from loom.errors import LoomError
     from loom.schemas.codec import Codec
@@ -100,12 +99,13 @@ class PartitionWriter:
         *,
         index: StreamIndex,
         codec: Codec,
+        admin: AdminClient,
         confirm_ownership: Callable[[], bool],
         on_committed: Callable[[CommittedTransaction], None],
         on_state: Callable[[PartitionWriter, WriterState], None],
         clock: Clock,
     ) -> None:
-        """Prepare a writer; nothing happens before ``start``."""
+        """Prepare a writer; nothing happens before ``start``. ``admin`` is lent, and asked until the writer has stopped."""
         self.partition = partition
         self.error: LoomError | None = None
         """Why it stopped, where that was an error."""
@@ -113,14 +113,6 @@ class PartitionWriter:
         self.settings, self._codec, self._index = settings, codec, index
         self._on_committed, self._on_state, self._clock = on_committed, on_state, clock
         catalogue = settings.catalogue
-        self._admin = admin = AdminClient(
-            admin_config(
-                settings.bootstrap,
-                settings.kafka,
-                client_id=f"{settings.node}-admin-{partition}",
-                timeout_ms=settings.transaction_timeout_ms,
-            )
-        )
         ends = Ends(admin, partition, settings.bootstrap)
         self._takeover = self._make_takeover(ends, index)
         self._debts = Debts(settings.compaction_lag_ms)
@@ -334,7 +326,6 @@ class PartitionWriter:
             self._tenures.close()
             self._committer.stop()
             self._keeper.stop()
-            let_go(self._admin)
         finally:
             self._change(WriterState.STOPPED)
             self._group.waiting.close()
