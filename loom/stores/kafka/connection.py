@@ -149,7 +149,7 @@ class Connection:
             ended = await asyncio.to_thread(self._sender.close, deadline) and ended
         if self._folder is not None:
             self._folder.close()
-        if self._admin is not None and ended:  # else it ends with the last of the threads that ask it
+        if self._admin is not None and ended:  # else a writer may ask it yet; it goes with the store
             await asyncio.to_thread(let_go, self._admin)
         if not ended:
             _log.warning("the store was closed before all of its threads had ended")

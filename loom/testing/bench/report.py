@@ -49,28 +49,34 @@ def _throughput(at: Where) -> list[Row]:
     for concurrency in (16, 64, 256, 1024):
         bare = bare_loop(at.bootstrap, concurrency=concurrency, seconds=at.seconds)
         got = _executions(at, concurrency)
-        rows.append(Row(f"one-step executions, {concurrency} at once", _rate(got), _of(bare, got)))
+        rows.append(
+            Row(f"one-step executions, {concurrency} at once", _rate(got), _share("bare loop", bare, got))
+        )
         if concurrency == CONCURRENCY and hasattr(os, "sched_setaffinity"):  # not everywhere: Linux has it
             kept = apart(_on_one_core, at)
-            beside = f"{_of(bare, kept)}; {kept.per_second / got.per_second:.2f} of the row above"
+            beside = (
+                f"{_share('bare loop', bare, kept)}; {kept.per_second / got.per_second:.2f} of the row above"
+            )
             rows.append(Row("the same, the process kept on one core", _rate(kept), beside))
     return rows
 
 
-def _executions(at: Where, concurrency: int) -> Figure:
+def _executions(at: Where, concurrency: int = CONCURRENCY, *, spread: bool = False) -> Figure:
     return asyncio.run(
-        engine.executions(at.bootstrap, at.redis_url, concurrency=concurrency, seconds=at.seconds)
+        engine.executions(
+            at.bootstrap, at.redis_url, concurrency=concurrency, seconds=at.seconds, spread=spread
+        )
     )
 
 
 def _on_one_core(at: Where) -> Figure:
     """As ``taskset --cpu-list`` has it."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    return _executions(at, CONCURRENCY)
+    return _executions(at)
 
 
-def _of(bare: Figure, figure: Figure) -> str:
-    return f"bare loop {bare.per_second:,.0f}/s: {figure.per_second / bare.per_second:.0%}"
+def _share(name: str, reference: Figure, figure: Figure) -> str:
+    return f"{name} {reference.per_second:,.0f}/s: {figure.per_second / reference.per_second:.0%}"
 
 
 def _rate(figure: Figure) -> str:
@@ -78,18 +84,15 @@ def _rate(figure: Figure) -> str:
 
 
 def _spread(at: Where) -> list[Row]:
-    minted = asyncio.run(engine.executions(at.bootstrap, at.redis_url, concurrency=256, seconds=at.seconds))
-    spread = asyncio.run(
-        engine.executions(at.bootstrap, at.redis_url, concurrency=256, seconds=at.seconds, spread=True)
-    )
-    beside = f"minted ids {minted.per_second:,.0f}/s: {spread.per_second / minted.per_second:.0%}"
+    minted, spread = _executions(at), _executions(at, spread=True)
+    beside = _share("minted ids", minted, spread)
     return [Row("one-step executions over 8 partitions, 256 at once", f"{spread.per_second:,.0f}/s", beside)]
 
 
 def _append(at: Where) -> list[Row]:
     got, records = asyncio.run(engine.appends(at.bootstrap, in_flight=256, seconds=at.seconds))
     raw = raw_limit(at.bootstrap, records_a_transaction=round(records), seconds=at.seconds)
-    beside = f"raw limit {raw.per_second:,.0f}/s: {got.per_second / raw.per_second:.0%}"
+    beside = _share("raw limit", raw, got)
     return [Row("conditional appends of 3 events, 256 in flight", f"{got.per_second:,.0f} records/s", beside)]
 
 
@@ -115,7 +118,7 @@ def _latency(figure: Figure) -> str:
 
 
 def _fold(at: Where) -> list[Row]:
-    alone = asyncio.run(engine.executions(at.bootstrap, at.redis_url, concurrency=256, seconds=at.seconds))
+    alone = _executions(at)
     beside, events, lag = asyncio.run(
         engine.folded(at.bootstrap, at.redis_url, concurrency=256, seconds=at.seconds)
     )
@@ -123,7 +126,7 @@ def _fold(at: Where) -> list[Row]:
         Row(
             "one-step executions with the fold service in the process, 256 at once",
             f"{beside.per_second:,.0f}/s",
-            f"without it {alone.per_second:,.0f}/s: {beside.per_second / alone.per_second:.0%}",
+            _share("without it", alone, beside),
         ),
         Row("events folded meanwhile", f"{events:,.0f}/s", f"{lag:,} offsets behind at the end"),
     ]
